@@ -1,0 +1,88 @@
+"""Settings that come from the environment, each with its default, and the name of the default transport."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from cachefw.errors import RequestError, refusal
+
+__all__ = ["DEFAULT_TRANSPORT", "SETTINGS", "Setting", "setting"]
+
+#: The transport of a node that names none. The only place where the core knows a transport's name.
+DEFAULT_TRANSPORT = "host"
+
+
+@attrs.frozen
+class Setting:
+    """One setting.
+
+    Attributes:
+        name: What code calls it.
+        variable: The environment variable that sets it.
+        default: Used when the variable is unset or empty.
+        parse: Makes the value of the variable's text; raises `ValueError`.
+        summary: What it does, in one sentence.
+    """
+
+    name: str
+    variable: str
+    default: Any
+    parse: Callable[[str], Any]
+    summary: str
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise ValueError("must be more than 0 and less than 1000000")
+    return value
+
+
+def _flag(text: str) -> bool:
+    try:
+        return {"0": False, "1": True}[text]
+    except KeyError:
+        raise ValueError("must be 0 or 1") from None
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+SETTINGS: dict[str, Setting] = {
+    setting.name: setting
+    for setting in (
+        Setting(
+            "transports",
+            "CACHEFW_TRANSPORTS",
+            (DEFAULT_TRANSPORT,),
+            _names,
+            "transports a node opens when it names none, best first, separated by commas",
+        ),
+        Setting("timeout", "CACHEFW_TIMEOUT", 30.0, _seconds, "seconds a transfer may take when the call says nothing"),
+        Setting("link_timeout", "CACHEFW_LINK_TIMEOUT", 5.0, _seconds, "seconds that linking and unlinking may take"),
+        Setting("strict", "CACHEFW_STRICT", False, _flag, "1 refuses what a rule could not check"),
+    )
+}
+
+
+def setting(name: str) -> Any:
+    """The value of a setting: from its variable if that is set, else the default.
+
+    Raises:
+        RequestError: Also a `ValueError`: the variable's text makes no sense.
+    """
+    known = SETTINGS[name]
+    text = os.environ.get(known.variable, "")
+    if not text:
+        return known.default
+    try:
+        return known.parse(text)
+    except ValueError as error:
+        raise refusal(
+            RequestError, {ValueError}, f"{known.variable}={text!r}: {error} ({known.summary})", operation="settings"
+        ) from None

@@ -1,0 +1,184 @@
+"""The contract between cachefw and its plugins, version 1.
+
+A plugin is a module (or object) named by an entry point in the group ``cachefw.plugins``. It implements some of these
+hooks with `hookimpl`. A transport needs the first two and usually the next two; a policy needs only
+`cachefw_validate_memory`; an auditor wraps the registration hooks or observes.
+
+Hooks are for cold paths. Transfers never go through them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    from cachefw.cache import Cache
+    from cachefw.memory import MemoryRegion
+    from cachefw.rules import Finding, Request
+    from cachefw.transport import RegisteredMemory, Transport, TransportInfo
+
+__all__ = ["hookimpl", "hookspec"]
+
+hookspec = pluggy.HookspecMarker("cachefw")
+hookimpl = pluggy.HookimplMarker("cachefw")
+
+
+@hookspec
+def cachefw_transports() -> Iterable[TransportInfo]:  # type: ignore[empty-body]
+    """Offer transports.
+
+    When: once for each plugin, right after it is loaded. Thread: the one that first asked for a transport.
+
+    Returns:
+        `TransportInfo` values. Nothing native is imported or opened here.
+
+    Raising, or returning anything else, quarantines this plugin alone.
+
+    Example:
+        >>> from cachefw.hookspecs import hookimpl
+        >>> from cachefw.testing import MemoryTransport
+        >>> @hookimpl
+        ... def cachefw_transports():
+        ...     yield MemoryTransport.info_named("example")
+    """
+
+
+@hookspec
+def cachefw_validate_memory(request: Request) -> Iterable[Finding]:  # type: ignore[empty-body]
+    """Say what is wrong with memory before it is registered.
+
+    When: in every `plan` and registration, once for each open transport of the plugin (``request.transport`` is its
+    name), or once with ``request.transport`` None for a plugin that offers no transport. Thread: the caller's.
+
+    Args:
+        request: The new regions.
+
+    Returns:
+        One or more findings for each rule the plugin has: OK, REFUSED or NOT_CHECKED. The core sets ``transport``.
+
+    Must not register, pin or touch the memory. Raising is a refusal that names the plugin.
+
+    Example:
+        >>> from cachefw.hookspecs import hookimpl
+        >>> from cachefw.rules import Finding, Outcome
+        >>> @hookimpl
+        ... def cachefw_validate_memory(request):
+        ...     total = request.registered_bytes + sum(region.length for region in request.regions)
+        ...     outcome = Outcome.OK if total <= 8 * 2**30 else Outcome.REFUSED
+        ...     return [Finding("site.memory", outcome, f"{total:,} bytes of the 8 GiB allowed here")]
+    """
+
+
+@hookspec(firstresult=True)
+def cachefw_register_memory(region: MemoryRegion, transport: Transport) -> RegisteredMemory | None:
+    """Make a region usable by an open transport.
+
+    When: once for each new region and each open transport that takes its kind, after every rule has passed. Thread:
+    the caller's, several at once.
+
+    Args:
+        region: The region, whole.
+        transport: The open transport.
+
+    Returns:
+        What `Transport.register` gave, or None to leave it to the next plugin. The core itself answers last, by
+        calling ``transport.register(region)``; implement or wrap this hook to do more.
+
+    Raising undoes the whole registration. May be wrapped (``@hookimpl(wrapper=True)``).
+
+    Example:
+        >>> from cachefw.hookspecs import hookimpl
+        >>> @hookimpl(wrapper=True)
+        ... def cachefw_register_memory(region, transport):
+        ...     registered = yield
+        ...     print(f"{transport.info.name} holds {region}")
+        ...     return registered
+    """
+
+
+@hookspec(firstresult=True)
+def cachefw_unregister_memory(registered: RegisteredMemory, transport: Transport) -> bool | None:
+    """Give one registration back.
+
+    When: once for each `cachefw_register_memory`, when the last user of the region is gone or a registration is
+    undone. Thread: the caller's, several at once.
+
+    Args:
+        registered: What was returned then.
+        transport: The transport that holds it.
+
+    Returns:
+        True when it was given back, None to leave it to the next plugin. The core answers last, by calling
+        ``transport.unregister(registered)``.
+
+    Raising keeps the region counted as registered and reaches the caller. May be wrapped.
+
+    Example:
+        >>> from cachefw.hookspecs import hookimpl
+        >>> @hookimpl(wrapper=True)
+        ... def cachefw_unregister_memory(registered, transport):
+        ...     done = yield
+        ...     print(f"{transport.info.name} let go of {registered.region}")
+        ...     return done
+    """
+
+
+@hookspec
+def cachefw_memory_registered(cache: Cache) -> None:
+    """Observe that a cache was registered.
+
+    When: after each successful `register_cache` and `register_blocks_cache`. Thread: the caller's.
+
+    Args:
+        cache: The new cache.
+
+    What it raises is reported once as a warning and never breaks the call.
+
+    Example:
+        >>> from cachefw.hookspecs import hookimpl
+        >>> @hookimpl
+        ... def cachefw_memory_registered(cache):
+        ...     print(f"cache {cache.cache_id} is ready")
+    """
+
+
+@hookspec
+def cachefw_memory_unregistered(cache: Cache) -> None:
+    """Observe that a cache was given back.
+
+    When: after each successful `unregister_cache`, and for what is still registered when a manager closes. Thread: the
+    caller's.
+
+    Args:
+        cache: The cache that is gone.
+
+    What it raises is reported once as a warning and never breaks the call.
+
+    Example:
+        >>> from cachefw.hookspecs import hookimpl
+        >>> @hookimpl
+        ... def cachefw_memory_unregistered(cache):
+        ...     print(f"cache {cache.cache_id} is gone")
+    """
+
+
+@hookspec
+def cachefw_link_changed(link: Any) -> None:
+    """Observe a link: it came up, was closed, or broke (``link.state``).
+
+    When: at each change of state. Thread: the node's own; return soon.
+
+    Args:
+        link: The `cachefw.links.Link`.
+
+    What it raises is reported once as a warning and never breaks the link.
+
+    Example:
+        >>> from cachefw.hookspecs import hookimpl
+        >>> @hookimpl
+        ... def cachefw_link_changed(link):
+        ...     print(f"cluster {link.cluster_id}: {link.state}")
+    """

@@ -1,0 +1,267 @@
+"""Memory regions: what a range is, where it comes from, and who owns it."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+
+from cachefw.errors import RequestError, refusal
+
+__all__ = [
+    "Access",
+    "Allocation",
+    "MemoryKind",
+    "MemoryRegion",
+    "align_within",
+    "aligned_empty",
+    "region_of",
+]
+
+
+class MemoryKind(enum.Enum):
+    """What memory is, which decides who can move it.
+
+    `HOST` is ordinary memory, `PINNED` is host memory made by a device runtime (``aclrtMallocHost``), `DEVICE` lies on
+    an accelerator.
+    """
+
+    HOST = "host memory"
+    PINNED = "pinned host memory"
+    DEVICE = "device memory"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Access(enum.Flag):
+    """What a linked peer may do with a region."""
+
+    NONE = 0
+    READ = enum.auto()
+    WRITE = enum.auto()
+    BOTH = READ | WRITE
+
+
+@attrs.frozen
+class MemoryRegion:
+    """A range of memory in this process.
+
+    Attributes:
+        address: First byte.
+        length: Bytes, at least 1.
+        kind: What the memory is.
+        access: What linked peers may do once it is published.
+        device: Device number for `MemoryKind.DEVICE`, else -1.
+    """
+
+    address: int
+    length: int
+    kind: MemoryKind = MemoryKind.HOST
+    access: Access = Access.BOTH
+    device: int = -1
+
+    @property
+    def end(self) -> int:
+        """First byte after the region."""
+        return self.address + self.length
+
+    def __str__(self) -> str:
+        return f"[{self.address:#x}, {self.end:#x}) of {self.length:,} bytes"
+
+
+class Allocation:
+    """Memory that a transport made; gives it back on `close`, or warns when it is forgotten.
+
+    Arrays made from it (``np.asarray(allocation)``) keep it alive, so it cannot go away under them.
+
+    Thread safety: `close` may be called from any thread and any number of times.
+    """
+
+    __slots__ = ("__weakref__", "_release", "address", "kind", "length")
+
+    def __init__(self, address: int, length: int, kind: MemoryKind, release: Callable[[], None]) -> None:
+        self.address = address
+        self.length = length
+        self.kind = kind
+        self._release: Callable[[], None] | None = release
+
+    @property
+    def closed(self) -> bool:
+        """Whether the memory was given back."""
+        return self._release is None
+
+    @property
+    def region(self) -> MemoryRegion:
+        """The whole of it as a region."""
+        return MemoryRegion(self.address, self.length, self.kind)
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        if self._release is None:
+            raise ValueError("this allocation is closed; its memory is gone")
+        if self.kind is MemoryKind.DEVICE:
+            raise AttributeError("device memory has no array of its own")
+        return {"version": 3, "typestr": "|u1", "shape": (self.length,), "data": (self.address, False)}
+
+    def close(self) -> None:
+        """Give the memory back. Arrays and registrations made from it must be gone."""
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+
+    def __enter__(self) -> Allocation:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # Nobody can reach the memory any more: an array or a registration would hold a reference.
+        release, self._release = getattr(self, "_release", None), None
+        if release is not None:
+            release()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"at {self.address:#x}"
+        return f"<Allocation of {self.length:,} bytes of {self.kind} {state}>"
+
+
+def region_of(source: object, kind: MemoryKind | None = None) -> MemoryRegion:
+    """The region that a tensor, array, buffer or allocation occupies.
+
+    Args:
+        source: A `MemoryRegion`, `Allocation`, torch tensor, numpy array, or anything with the buffer protocol.
+        kind: What the caller says the memory is; contradicted where the source knows better.
+
+    Returns:
+        The range of the source's own bytes. Nothing is copied, and the region does not keep the source alive.
+
+    Raises:
+        RequestError: Also a `ValueError`: not contiguous (shape and strides are named), empty, read-only, without
+            storage, or of another kind than said. Also a `TypeError` for what is no memory, an `AttributeError` for
+            None.
+    """
+    if source is None:
+        raise refusal(RequestError, {AttributeError}, "the memory to register is None; give a tensor, array or region")
+    if isinstance(source, MemoryRegion):
+        region = source
+    elif isinstance(source, Allocation):
+        if source.closed:
+            raise _bad(f"{source!r}: it was closed; its memory is gone")
+        region = source.region
+    elif hasattr(source, "data_ptr") and hasattr(source, "stride"):
+        region = _tensor_region(source)
+    else:
+        region = _array_region(source)
+    if kind is not None and kind is not region.kind:
+        # Pinned memory looks like ordinary memory to everyone but the runtime that made it.
+        if region.kind is MemoryKind.HOST and kind is MemoryKind.PINNED:
+            return attrs.evolve(region, kind=kind)
+        if isinstance(source, MemoryRegion):
+            return attrs.evolve(region, kind=kind)
+        raise _bad(f"declared as {kind}, but {_name(source)} lies in {region.kind}")
+    return region
+
+
+def _bad(text: str) -> Exception:
+    return refusal(RequestError, {ValueError}, text, operation="register_memory")
+
+
+def _name(source: object) -> str:
+    return f"this {type(source).__module__}.{type(source).__qualname__}"
+
+
+def _check_layout(name: str, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> None:
+    """Refuse a view whose bytes are not one run; `strides` count bytes."""
+    layout = f"shape {list(shape)}, strides {list(strides)} in bytes"
+    if 0 in shape:
+        raise _bad(f"{name} is empty ({layout}); there is nothing to register")
+    step = itemsize
+    for axis in reversed(range(len(shape))):
+        if shape[axis] > 1 and strides[axis] != step:
+            reason = "is expanded (stride 0)" if strides[axis] == 0 else "is not contiguous"
+            raise _bad(
+                f"{name} {reason} in dimension {axis}: {layout}. Register the memory it is a view of; cachefw does "
+                "not copy behind your back"
+            )
+        step *= shape[axis]
+
+
+def _tensor_region(tensor: Any) -> MemoryRegion:
+    name = _name(tensor)
+    device = str(tensor.device.type)
+    if device == "meta":
+        raise _bad(f"{name} is on the 'meta' device: it has a shape and no memory")
+    shape, itemsize = tuple(tensor.shape), int(tensor.element_size())
+    _check_layout(name, shape, tuple(stride * itemsize for stride in tensor.stride()), itemsize)
+    length = math.prod(shape) * itemsize
+    if device == "cpu":
+        return MemoryRegion(int(tensor.data_ptr()), length, MemoryKind.HOST)
+    return MemoryRegion(int(tensor.data_ptr()), length, MemoryKind.DEVICE, device=int(tensor.device.index or 0))
+
+
+def _array_region(source: Any) -> MemoryRegion:
+    name = _name(source)
+    if isinstance(source, np.ndarray) or hasattr(source, "__array_interface__"):
+        array = np.asarray(source)
+    else:
+        try:
+            array = np.asarray(memoryview(source))
+        except TypeError:
+            raise refusal(
+                RequestError,
+                {TypeError},
+                f"{name} is no memory: give a MemoryRegion, an Allocation, a torch tensor, a numpy array, or an object "
+                "with the buffer protocol",
+                operation="register_memory",
+            ) from None
+    _check_layout(name, array.shape, array.strides, array.itemsize)
+    if not array.flags.writeable:
+        raise _bad(f"{name} is read-only; transfers write into registered memory. Use a writable array")
+    return MemoryRegion(int(array.__array_interface__["data"][0]), array.nbytes, MemoryKind.HOST)
+
+
+def align_within(address: int, length: int, need: int, alignment: int) -> int:
+    """The first aligned address in a buffer that still leaves `need` bytes; never outside it.
+
+    Args:
+        address: Start of the buffer.
+        length: Its bytes.
+        need: Bytes wanted.
+        alignment: A power of two.
+
+    Raises:
+        RequestError: Also a `ValueError`: the buffer has no room, with the bytes that would do.
+    """
+    if alignment < 1 or alignment & (alignment - 1):
+        raise _bad(f"alignment must be a power of two, not {alignment}")
+    start = -(-address // alignment) * alignment
+    if start + need > address + length:
+        raise _bad(
+            f"no room for {need:,} bytes at a multiple of {alignment:,} in {length:,} bytes from {address:#x}: the "
+            f"first such address is {start:#x}, {start - address:,} bytes in. Allocate {need + alignment - 1:,} bytes"
+        )
+    return start
+
+
+def aligned_empty(size: int, alignment: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Uninitialised host memory that starts at a multiple of `alignment`, as a uint8 array.
+
+    The array is a slice of a larger one, which it keeps alive. Memory that peers map (the fast path of a transport)
+    comes from `CacheManager.allocate` instead.
+
+    Args:
+        size: Bytes, at least 1.
+        alignment: A power of two, e.g. ``2 * 2**20``.
+    """
+    if size < 1:
+        raise _bad(f"size must be at least 1 byte, not {size}")
+    whole = np.empty(size + alignment - 1, np.uint8)
+    base = int(whole.__array_interface__["data"][0])
+    start = align_within(base, whole.nbytes, size, alignment) - base
+    return whole[start : start + size]
