@@ -1,0 +1,397 @@
+"""The core's own rules, which hold for every transport.
+
+Each rule reads a `Draft`: the raw arguments of one registration next to what could be made of them. A rule looks only
+at what it can, so that one wrong argument does not hide what else is wrong.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from cachefw.cache import BlocksCacheKey, CacheDesc, CacheKey, as_int
+from cachefw.memory import MemoryKind, MemoryRegion
+from cachefw.rules import Finding, Limits, Outcome, Rule
+
+__all__ = ["CACHE_RULES", "MEMORY_RULES", "Draft", "Holder", "Overlap", "address_list", "published"]
+
+_VENDOR = "LLM-DataDist CacheManager"
+_OURS = "cachefw"
+_TOP = 2**64
+
+
+@attrs.frozen
+class Holder:
+    """Who has a range of registered memory: its place, its owner in words, and whether peers may reach it."""
+
+    region: MemoryRegion
+    owner: str
+    remote_accessible: bool = False
+
+
+@attrs.frozen
+class Overlap:
+    """A new region that meets memory which is taken."""
+
+    index: int
+    region: MemoryRegion
+    holder: Holder
+    holder_index: int | None = None
+
+
+@attrs.define(eq=False)
+class Draft:
+    """One registration on its way: what was given, what it amounts to, and how things stand.
+
+    Attributes:
+        operation: The public call.
+        desc, addrs, keys, remote_accessible: As given, of any type.
+        blocks: Whether it is about a blocks cache.
+        limits: The node's limits.
+        linked: Whether a link exists.
+        counts: Addresses registered already, by call.
+        device_bytes, host_bytes: Registered already.
+        taken_keys: Names in use already, each with the id of its cache.
+        length: Bytes at each address, None while unknown.
+        given: The addresses as a list, [] when they are none.
+        usable: (index, address) of each address that could be one.
+        regions: (index, region) of what has to be registered anew.
+        views: (index, holder) of what lies in memory that is registered already.
+        overlaps: What `regions` collide with.
+    """
+
+    operation: str
+    desc: Any
+    addrs: Any
+    keys: Any
+    remote_accessible: Any
+    blocks: bool
+    limits: Limits
+    linked: bool
+    counts: dict[str, int]
+    device_bytes: int = 0
+    host_bytes: int = 0
+    taken_keys: dict[tuple[str, int, int], int] = attrs.field(factory=dict)
+    length: int | None = None
+    given: list[Any] = attrs.field(factory=list)
+    usable: list[tuple[int, int]] = attrs.field(factory=list)
+    regions: list[tuple[int, MemoryRegion]] = attrs.field(factory=list)
+    views: list[tuple[int, Holder]] = attrs.field(factory=list)
+    overlaps: list[Overlap] = attrs.field(factory=list)
+
+    @property
+    def sized(self) -> CacheDesc | None:
+        """The description, if it is one and its size is a positive number of bytes."""
+        desc = self.desc
+        if isinstance(desc, CacheDesc) and desc.shape and min(desc.shape) > 0 and desc.size < 2**63:
+            return desc
+        return None
+
+    def place(self, index: int) -> str:
+        """What the caller calls the address at `index`."""
+        return f"addrs[{index}]" if isinstance(self.addrs, (list, tuple, np.ndarray)) else "the region"
+
+    @property
+    def key_list(self) -> list[Any]:
+        """The keys as a list, whatever the call."""
+        if self.keys is None:
+            return []
+        if self.blocks:
+            return [self.keys]
+        return list(self.keys) if isinstance(self.keys, (list, tuple)) else []
+
+
+def _refuse(message: str, fix: str, builtin: type[Exception] = ValueError, **more: Any) -> Finding:
+    return Finding("", Outcome.REFUSED, message, fix=fix, builtin=builtin, **more)
+
+
+def _hex(value: int) -> str:
+    return hex(value) if value >= 0 else f"-{-value:#x}"
+
+
+def address_list(addrs: Any) -> list[Any] | None:
+    """The addresses as a list, or None when `addrs` is no list of addresses."""
+    if isinstance(addrs, (list, tuple)):
+        return list(addrs)
+    if isinstance(addrs, np.ndarray) and addrs.ndim == 1 and addrs.dtype.kind in "iu":
+        return [int(address) for address in addrs]
+    return None
+
+
+def _arguments(draft: Draft) -> Iterable[Finding]:
+    wanted = [("cache_desc", draft.desc, isinstance(draft.desc, CacheDesc), "a CacheDesc")]
+    wanted.append(("addrs", draft.addrs, address_list(draft.addrs) is not None, "a list of addresses"))
+    wanted.append(
+        (
+            "remote_accessible",
+            draft.remote_accessible,
+            draft.remote_accessible is None or isinstance(draft.remote_accessible, bool),
+            "True, False or None",
+        )
+    )
+    if draft.blocks:
+        ok = draft.keys is None or isinstance(draft.keys, BlocksCacheKey)
+        wanted.append(("blocks_cache_key", draft.keys, ok, "a BlocksCacheKey or None"))
+    else:
+        wanted.append(("cache_keys", draft.keys, isinstance(draft.keys, (list, tuple)), "a tuple or list of CacheKey"))
+        for index, key in enumerate(draft.key_list):
+            wanted.append((f"cache_keys[{index}]", key, isinstance(key, CacheKey), "a CacheKey"))
+    for name, value, ok, wish in wanted:
+        if not ok:
+            found = "is None" if value is None else f"is {value!r} ({type(value).__name__})"
+            builtin = AttributeError if value is None else TypeError
+            yield _refuse(f"{name} {found}", f"give {wish}", builtin)
+
+
+def _count(draft: Draft) -> Iterable[Finding]:
+    if not isinstance(draft.desc, CacheDesc) or address_list(draft.addrs) is None:
+        return
+    wanted, given = draft.desc.num_tensors, len(draft.given)
+    facts = {"num_tensors": wanted, "addresses": given}
+    if wanted < 1 or wanted != given:
+        yield _refuse(
+            f"cache_desc.num_tensors is {wanted} and addrs has {given}",
+            "give one address for each tensor, and at least one",
+            facts=facts,
+        )
+
+
+def _address(draft: Draft) -> Iterable[Finding]:
+    size = draft.length or 1
+    for index, raw in enumerate(draft.given):
+        address = as_int(raw)
+        if address is None:
+            builtin = AttributeError if raw is None else TypeError
+            found = "None" if raw is None else f"{raw!r} ({type(raw).__name__})"
+            yield _refuse(
+                f"{draft.place(index)} is {found}",
+                "give the start address of the tensor as an int",
+                builtin,
+                index=index,
+            )
+        elif not 0 < address < _TOP:
+            what = "is 0, which no tensor has" if address == 0 else f"is {_hex(address)}, not within 1 ... 2^64 - 1"
+            yield _refuse(
+                f"{draft.place(index)} {what}", "give the tensor's data pointer", index=index, address=address
+            )
+        elif address + size > _TOP:
+            yield _refuse(
+                f"{draft.place(index)} {address:#x} plus {size:,} bytes wraps past 2^64",
+                "check the address and the shape",
+                index=index,
+                address=address,
+                length=size,
+                facts={"excess": address + size - _TOP},
+            )
+
+
+def _size(draft: Draft) -> Iterable[Finding]:
+    if not isinstance(draft.desc, CacheDesc):
+        return
+    desc = draft.desc
+    shape = list(desc.shape)
+    if not shape:
+        yield _refuse("shape has no dimension", "give the elements of each dimension; the first counts rows or blocks")
+    for axis, dim in enumerate(shape):
+        if dim < 1:
+            hint = " (a size that is only known later cannot be registered)" if dim == -1 else ""
+            yield _refuse(f"shape[{axis}] of {shape} is {dim}{hint}", "make every dimension at least 1")
+    if shape and min(shape) > 0 and desc.size >= 2**63:
+        yield _refuse(
+            f"a tensor of {shape} {desc.data_type.name} has {desc.size:,} bytes, more than 2^63 - 1",
+            "check the shape",
+            facts={"bytes": desc.size},
+        )
+
+
+def _unique(draft: Draft) -> Iterable[Finding]:
+    for clash in draft.overlaps:
+        new, old = clash.region, clash.holder.region
+        same = new.address == old.address
+        again = clash.holder_index
+        other = f"{old} of {clash.holder.owner}" if again is None else draft.place(again)
+        if same and new.length == old.length:
+            text = f"{draft.place(clash.index)} {new.address:#x} is given already by {other}"
+            fix = "give each address once; to let several caches share memory, register it once with register_memory"
+        elif same:
+            wider = "longer" if new.length > old.length else "shorter"
+            text = (
+                f"{draft.place(clash.index)} {new} starts where {other} does and is "
+                f"{abs(new.length - old.length):,} bytes {wider}"
+            )
+            fix = (
+                "two users disagree about the size of one tensor: agree on it, or register the wider range once with "
+                "register_memory"
+            )
+        else:
+            shared = min(new.end, old.end) - max(new.address, old.address)
+            text = f"{draft.place(clash.index)} {new} overlaps {other} by {shared:,} bytes"
+            if new.address >= old.address and new.end > old.end:
+                text += f"; it ends {new.end - old.end:,} bytes past that end"
+            fix = "check the address and the shape; ranges may touch and not overlap"
+        yield _refuse(
+            text,
+            fix,
+            index=clash.index,
+            address=new.address,
+            length=new.length,
+            facts={
+                "other_address": old.address,
+                "other_length": old.length,
+                "other_index": clash.holder_index,
+                "owner": clash.holder.owner,
+                "difference": abs(new.length - old.length),
+            },
+        )
+
+
+def _limit_addresses(draft: Draft) -> Iterable[Finding]:
+    held = sum(draft.counts.values())
+    new = len(draft.given)
+    if held + new > draft.limits.addresses:
+        by_call = ", ".join(f"{count} by {call}" for call, count in sorted(draft.counts.items()) if count) or "none"
+        joined = _joined_count(draft.regions)
+        fix = "unregister caches"
+        if joined < len(draft.regions):
+            fix = (
+                f"the {len(draft.regions)} new ranges touch and make {joined}: describe them as fewer, larger tensors, "
+                "or unregister caches"
+            )
+        yield _refuse(
+            f"{new} more addresses after {held} ({by_call}) exceed the limit of {draft.limits.addresses}",
+            fix,
+            facts={"registered": held, "new": new, "limit": draft.limits.addresses, "joined": joined},
+            source=draft.limits.source,
+        )
+
+
+def _joined_count(regions: Sequence[tuple[int, MemoryRegion]]) -> int:
+    spans = sorted((region.address, region.end) for _, region in regions)
+    gaps = sum(1 for (_, end), (start, _) in itertools.pairwise(spans) if end != start)
+    return gaps + bool(spans)
+
+
+def _limit_bytes(draft: Draft, device: bool) -> Iterable[Finding]:
+    new = sum(region.length for _, region in draft.regions if (region.kind is MemoryKind.DEVICE) == device)
+    held = draft.device_bytes if device else draft.host_bytes
+    limit = draft.limits.device_bytes if device else draft.limits.host_bytes
+    if new and held + new > limit:
+        kind, name = ("device", "device_bytes") if device else ("host", "host_bytes")
+        gib = 2**30
+        yield _refuse(
+            f"{new / gib:.2f} GiB of {kind} memory after {held / gib:.2f} GiB make {(held + new) / gib:.2f} GiB, "
+            f"more than {limit / gib:g} GiB",
+            f"register less, or raise the limit where the machine allows it: Limits({name}=...)",
+            facts={"registered": held, "new": new, "total": held + new, "limit": limit},
+            source=draft.limits.source,
+        )
+
+
+def _order(draft: Draft) -> Iterable[Finding]:
+    if not draft.linked:
+        return
+    for index, region in draft.regions:
+        if region.kind is MemoryKind.DEVICE and _published(draft):
+            yield _refuse(
+                f"{draft.place(index)} is device memory that peers are to reach, and a link exists already",
+                "register device memory before linking (unlink first), or pass remote_accessible=False",
+                index=index,
+                address=region.address,
+                length=region.length,
+            )
+
+
+def _published(draft: Draft) -> bool:
+    return published(draft.remote_accessible, [region for _, region in draft.regions], [h for _, h in draft.views])
+
+
+def published(told: bool | None, regions: Sequence[MemoryRegion], holders: Sequence[Holder]) -> bool:
+    """Whether peers may reach memory: as told; else device memory yes, host memory no, and a view like its memory."""
+    if told is not None:
+        return bool(told)
+    return all(r.kind is MemoryKind.DEVICE for r in regions) and all(h.remote_accessible for h in holders)
+
+
+def _access(draft: Draft) -> Iterable[Finding]:
+    if draft.remote_accessible is not True:
+        return
+    for index, holder in draft.views:
+        if not holder.remote_accessible:
+            yield _refuse(
+                f"{draft.place(index)} is to be reached by peers, and lies in {holder.owner}, which is not",
+                "register that memory with remote_accessible=True",
+                index=index,
+                address=draft.given[index],
+                length=draft.length,
+            )
+
+
+def _keys(draft: Draft) -> Iterable[Finding]:
+    keys = [(i, key) for i, key in enumerate(draft.key_list) if isinstance(key, (CacheKey, BlocksCacheKey))]
+    rows = draft.sized.batch_size if draft.sized else None
+    if not draft.blocks and rows is not None and len(draft.key_list) > rows:
+        yield _refuse(
+            f"{len(draft.key_list)} cache_keys for {rows} batch rows",
+            "give at most one key for each row of dimension 0; key i names row i",
+            facts={"keys": len(draft.key_list), "rows": rows},
+        )
+    seen: dict[tuple[str, int, int], int] = {}
+    for index, key in keys:
+        where = "blocks_cache_key" if draft.blocks else f"cache_keys[{index}]"
+        if isinstance(key, CacheKey):
+            if key.is_placeholder:
+                continue
+            if key.has_request == key.has_prefix:
+                both = key.has_request
+                yield _refuse(
+                    f"{where} has {'both req_id and prefix_id' if both else 'neither req_id nor prefix_id'}",
+                    "give exactly one of them; CacheKey(cluster_id, req_id=ABSENT_ID) keeps a row free",
+                    facts={"key": index},
+                )
+                continue
+        name = key.local_name
+        if name in seen:
+            yield _refuse(
+                f"{where} and cache_keys[{seen[name]}] are the same key {key}",
+                "give each key once",
+                facts={"key": index},
+            )
+        elif name in draft.taken_keys:
+            yield _refuse(
+                f"{where} {key} names cache {draft.taken_keys[name]} already",
+                "unregister that cache first, or use another key",
+                facts={"key": index, "cache_id": draft.taken_keys[name]},
+            )
+        seen.setdefault(name, index)
+
+
+#: For `register_cache` and `register_blocks_cache`, in the order of a plan.
+CACHE_RULES: tuple[Rule, ...] = (
+    Rule("core.arguments", "every argument has the right type", _VENDOR, _arguments),
+    Rule("core.count", "one address for each tensor, and at least one", _VENDOR, _count),
+    Rule("core.address", "addresses are integers from 1, and no tensor wraps past 2^64", _VENDOR, _address),
+    Rule("core.size", "every dimension is at least 1 and the size is exact", _VENDOR, _size),
+    Rule("core.unique", "no byte is registered twice", _VENDOR, _unique),
+    Rule(
+        "core.limit.addresses",
+        "the addresses of both register calls together stay within the limit",
+        _VENDOR,
+        _limit_addresses,
+    ),
+    Rule("core.limit.device_bytes", "device memory stays within the limit", _VENDOR, lambda d: _limit_bytes(d, True)),
+    Rule("core.limit.host_bytes", "host memory stays within the limit", _VENDOR, lambda d: _limit_bytes(d, False)),
+    Rule("core.order", "device memory that peers reach is registered before linking", _VENDOR, _order),
+    Rule("core.access", "what peers reach lies in memory that they may reach", _OURS, _access),
+    Rule("core.keys", "keys are unique, name one thing each, and fit the batch", _VENDOR, _keys),
+)
+
+#: For `register_memory`, whose region is checked for its own shape when it is made.
+MEMORY_RULES: tuple[Rule, ...] = tuple(
+    rule
+    for rule in CACHE_RULES
+    if rule.name in ("core.address", "core.unique", "core.limit.device_bytes", "core.limit.host_bytes", "core.order")
+)

@@ -1,0 +1,508 @@
+"""CacheManager: registers memory and caches, and pulls caches from linked peers."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from cachefw import __version__, pulls
+from cachefw.cache import BlocksCacheKey, Cache, CacheDesc, CacheKey, CacheKeyByIdAndIndex, as_int
+from cachefw.config import setting
+from cachefw.errors import (
+    ClosedError,
+    RequestError,
+    UnsupportedOperation,
+    refusal,
+)
+from cachefw.memory import Allocation, MemoryKind
+from cachefw.plugins import Hooks, Plugin, open_transports
+from cachefw.published import PublishedCache, PublishedMemory
+from cachefw.registrar import Peers, Registrar
+from cachefw.registry import Memory, MemoryState, Registry, key_names
+from cachefw.rules import Limits, Plan
+from cachefw.transport import Capability, Transfer, Transport
+
+__all__ = ["CacheManager"]
+
+_log = logging.getLogger("cachefw")
+
+
+class CacheManager:
+    """Registers caches and memory with every open transport, all or nothing.
+
+    A `Node` makes one of its own (`Node.cache_manager`); alone it registers and plans, and cannot pull.
+
+    Args:
+        transports: Names of the transports to open, best first. None takes the setting ``transports``.
+        limits: How much may be registered.
+        strict: True refuses what a rule could not check. None takes the setting ``strict``.
+        plugins: Further plugin objects: policies, observers, hook wrappers.
+        settings: For a transport's name, its own settings.
+
+    Raises:
+        TransportUnavailable: A transport cannot be opened; nothing stays open.
+        PluginError: A plugin is broken.
+
+    Thread safety: every method may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        transports: Sequence[str] | None = None,
+        *,
+        limits: Limits | None = None,
+        strict: bool | None = None,
+        plugins: Iterable[Any] = (),
+        settings: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self._closed = True
+        names = tuple(setting("transports") if transports is None else transports)
+        opened = open_transports(names, settings)
+        self._setup(opened, limits or Limits(), setting("strict") if strict is None else strict, plugins)
+
+    def _setup(
+        self, opened: Sequence[tuple[Plugin, Transport]], limits: Limits, strict: bool, plugins: Iterable[Any]
+    ) -> None:
+        self._transports = {transport.info.name: transport for _, transport in opened}
+        try:
+            self._hooks = Hooks({plugin.name: plugin.module for plugin, _ in opened}, plugins)
+        except BaseException:
+            for transport in self._transports.values():
+                transport.close()
+            raise
+        self._registrar = Registrar(self._transports, self._hooks, limits, strict=strict)
+        self._registry = self._registrar.registry
+        self._close_first: Callable[[], None] = self.close
+        self._closed = False
+        _open_managers.add(self)
+
+    # ------------------------------------------------------------------ registration
+
+    def register_cache(
+        self,
+        cache_desc: CacheDesc,
+        addrs: Sequence[int],
+        cache_keys: Sequence[CacheKey] = (),
+        remote_accessible: bool | None = None,
+    ) -> Cache:
+        """Register a contiguous cache: tensors whose dimension 0 counts batch rows.
+
+        Args:
+            cache_desc: What the tensors are.
+            addrs: Start address of each tensor, ``cache_desc.size`` bytes each. Memory inside what `register_memory`
+                registered becomes a view of it; any other range is registered natively.
+            cache_keys: Key i names row i. At most one for each row.
+            remote_accessible: Whether linked peers may reach it; None means yes for device memory, no for host memory,
+                and for a view what holds for its memory.
+
+        Returns:
+            The cache, with an id that counts from 1.
+
+        Raises:
+            RegistrationError: Holds every broken rule (``findings``); also a `TypeError`, `ValueError` or
+                `AttributeError` (for None), all that apply. Nothing is registered then.
+            ClosedError: The manager is closed.
+        """
+        self._check_open("register_cache")
+        return self._registrar.register(
+            "register_cache", cache_desc, addrs, cache_keys, remote_accessible, blocks=False
+        )
+
+    def register_blocks_cache(
+        self,
+        cache_desc: CacheDesc,
+        addrs: Sequence[int],
+        blocks_cache_key: BlocksCacheKey | None = None,
+        remote_accessible: bool | None = None,
+    ) -> Cache:
+        """Register a blocks cache: tensors whose dimension 0 counts blocks (pages).
+
+        Args:
+            cache_desc: What the tensors are.
+            addrs: As for `register_cache`.
+            blocks_cache_key: Its name on this node; one blocks cache for each ``model_id``.
+            remote_accessible: As for `register_cache`.
+
+        Returns:
+            The cache, with an id that counts from 1.
+
+        Raises:
+            RegistrationError: As for `register_cache`.
+            ClosedError: The manager is closed.
+        """
+        self._check_open("register_blocks_cache")
+        return self._registrar.register(
+            "register_blocks_cache", cache_desc, addrs, blocks_cache_key, remote_accessible, blocks=True
+        )
+
+    def plan(
+        self,
+        cache_desc: Any,
+        addrs: Any,
+        keys: Any = (),
+        remote_accessible: Any = None,
+        *,
+        blocks: bool | None = None,
+        profile: str | None = None,
+    ) -> Plan:
+        """Run every rule over a registration without touching anything; never raises for a broken rule.
+
+        Args:
+            cache_desc: As for the register calls.
+            addrs: As for the register calls.
+            keys: ``cache_keys`` or ``blocks_cache_key``.
+            remote_accessible: As for the register calls.
+            blocks: Plan `register_blocks_cache`; None does so when `keys` is a `BlocksCacheKey`.
+            profile: Judge as on that machine, where a transport knows profiles.
+
+        Returns:
+            The plan; print it.
+        """
+        blocks = isinstance(keys, BlocksCacheKey) if blocks is None else blocks
+        operation = "register_blocks_cache" if blocks else "register_cache"
+        if blocks and keys == ():
+            keys = None
+        return self._registrar.plan(
+            operation, cache_desc, addrs, keys, remote_accessible, blocks=blocks, profile=profile
+        )
+
+    def register_memory(
+        self,
+        source: object,
+        kind: MemoryKind | None = None,
+        remote_accessible: bool | None = None,
+        label: str | None = None,
+        *,
+        adopt: bool = False,
+    ) -> Memory:
+        """Register memory once, for `Link.read` and `Link.write` and for caches that are views of it.
+
+        Registering exactly the same region again returns the same `Memory` and counts: it is given back by the last
+        `unregister_memory`. A region that overlaps in part is refused.
+
+        Args:
+            source: A `MemoryRegion`, an allocation, a torch tensor, a numpy array, or a buffer. It is kept alive.
+            kind: What the memory is; contradicted where that is known better. None asks the source.
+            remote_accessible: As for `register_cache`.
+            label: A name for messages.
+            adopt: Where registered memory holds the region whole already, return and count that.
+
+        Returns:
+            The memory.
+
+        Raises:
+            RegistrationError: Holds every broken rule; nothing is registered.
+            RequestError: The source is no usable memory, e.g. not contiguous.
+            ClosedError: The manager is closed.
+        """
+        self._check_open("register_memory")
+        return self._registrar.register_memory(source, kind, remote_accessible, label, adopt=adopt)
+
+    # ------------------------------------------------------------------ giving back
+
+    def unregister_cache(self, cache_id: int) -> None:
+        """Give a cache back. Linked peers let go of it first.
+
+        Args:
+            cache_id: Its id.
+
+        Raises:
+            NotFoundError: No such cache; the text lists those that exist.
+            BusyError: A transfer uses its memory now.
+            TransferTimeout: A peer did not confirm that it let go; the cache stays registered.
+            RegistrationError: A transport refused; calling again finishes what is missing.
+        """
+        self._check_open("unregister_cache")
+        self._registrar.unregister_cache(cache_id)
+
+    def unregister_memory(self, memory: Memory) -> None:
+        """Give back one registration of memory; the last one, when no cache is a view of it, gives the region back.
+
+        Raises:
+            ClosedError: It is given back already.
+            BusyError: A cache is still a view of it, or a transfer uses it now.
+            TransferTimeout: A peer did not confirm that it let go; the memory stays registered.
+            RegistrationError: A transport refused; calling again finishes what is missing.
+        """
+        self._check_open("unregister_memory")
+        self._registrar.unregister_memory(memory)
+
+    # ------------------------------------------------------------------ memory of our own
+
+    def allocate(
+        self,
+        size: int,
+        kind: MemoryKind = MemoryKind.HOST,
+        alignment: int = 4096,
+        *,
+        transport: str | None = None,
+        **options: Any,
+    ) -> Allocation:
+        """Make memory that a transport moves best; register it like any other.
+
+        Args:
+            size: Bytes, at least 1.
+            kind: What memory.
+            alignment: A power of two.
+            transport: Whose; None takes the first open one that allocates this kind.
+            **options: The transport's own wishes.
+
+        Returns:
+            The allocation; ``np.asarray(allocation)`` is its bytes, for host memory.
+
+        Raises:
+            RequestError: Also a `TypeError` or `ValueError`: a size or alignment that makes no sense.
+            UnsupportedOperation: No open transport allocates this kind.
+            OutOfMemoryError: There is not enough.
+        """
+        self._check_open("allocate")
+        for name, value in (("size", size), ("alignment", alignment)):
+            number = as_int(value)
+            if number is None or number < 1:
+                builtin = (TypeError if value is not None else AttributeError) if number is None else ValueError
+                raise refusal(
+                    RequestError, {builtin}, f"{name} must be an int of at least 1, not {value!r}", operation="allocate"
+                )
+        if alignment & (alignment - 1):
+            raise refusal(
+                RequestError, {ValueError}, f"alignment must be a power of two, not {alignment}", operation="allocate"
+            )
+        for name, candidate in self._transports.items():
+            able = Capability.ALLOCATE in candidate.info.capabilities and kind in candidate.info.kinds
+            if able and transport in (None, name):
+                return candidate.allocate(int(size), kind, int(alignment), options)
+        raise UnsupportedOperation(
+            f"no open transport {'named ' + repr(transport) + ' ' if transport else ''}allocates {kind}; open are "
+            + (", ".join(self._transports) or "none"),
+            operation="allocate",
+            transport=transport,
+        )
+
+    # ------------------------------------------------------------------ moving
+
+    def pull_cache(
+        self,
+        cache_key: CacheKey | CacheKeyByIdAndIndex,
+        cache: Cache,
+        batch_index: int = 0,
+        size: int = -1,
+        *,
+        src_layer_range: range | None = None,
+        dst_layer_range: range | None = None,
+        tensor_num_per_layer: int = 2,
+        timeout: float | None = None,
+        wait: bool = True,
+        notify: bytes | None = None,
+    ) -> Transfer:
+        """Copy one batch row of a peer's contiguous cache into a row of a local one.
+
+        Args:
+            cache_key: The peer's row. By id, ``batch_index`` of the key is the row; a `CacheKey` names its row.
+            cache: A local contiguous cache.
+            batch_index: The local row.
+            size: Bytes from the start of the row; -1 is one whole local row.
+            src_layer_range: Layers of the peer's cache; None is all.
+            dst_layer_range: Layers of the local cache; None is all.
+            tensor_num_per_layer: Tensors of one layer (2: keys and values).
+            timeout: Seconds; None takes the setting ``timeout``.
+            wait: False returns at once; see `Node.completed`.
+            notify: At most 64 KiB that the peer gets after the last byte has moved.
+
+        Returns:
+            The transfer; settled if `wait`.
+
+        Raises:
+            RequestError: Also a `TypeError`, `ValueError` or `AttributeError`; nothing was sent.
+            NotFoundError: No such link, cache, key, row or layer; the text lists what exists.
+            BrokenError: The peer or the system failed.
+            TransferTimeout: The deadline passed; ``settled`` tells whether bytes may still land.
+        """
+        self._check_open("pull_cache")
+        layers = pulls.Layers(src_layer_range, dst_layer_range, tensor_num_per_layer)
+        peer, source = pulls.find(self._registrar.peers.peer, cache_key, "pull_cache", (CacheKey, CacheKeyByIdAndIndex))
+        pieces = pulls.row_pieces(self._own(cache, "pull_cache"), batch_index, size, source, cache_key, layers)
+        return peer.read_pieces(pieces, wait=wait, timeout=timeout, notify=notify)
+
+    def pull_blocks(
+        self,
+        src_cache_key: BlocksCacheKey | CacheKey | CacheKeyByIdAndIndex,
+        dst_cache: Cache,
+        src_blocks: Sequence[int] = (),
+        dst_blocks: Sequence[int] = (),
+        *,
+        src_layer_range: range | None = None,
+        dst_layer_range: range | None = None,
+        tensor_num_per_layer: int = 2,
+        timeout: float | None = None,
+        wait: bool = True,
+        notify: bytes | None = None,
+    ) -> Transfer:
+        """Copy blocks, or a row, of a peer's cache into blocks of a local blocks cache.
+
+        Args:
+            src_cache_key: The peer's blocks cache, or a row of a contiguous one, which fills `dst_blocks` in order; its
+                last block may be filled in part.
+            dst_cache: A local blocks cache.
+            src_blocks: Block numbers there; none for a row.
+            dst_blocks: Block numbers here, each once.
+            src_layer_range: As for `pull_cache`.
+            dst_layer_range: As for `pull_cache`.
+            tensor_num_per_layer: As for `pull_cache`.
+            timeout: As for `pull_cache`.
+            wait: As for `pull_cache`.
+            notify: As for `pull_cache`.
+
+        Returns:
+            The transfer; settled if `wait`.
+
+        Raises:
+            RequestError: As for `pull_cache`.
+            NotFoundError: As for `pull_cache`; blocks out of range are named before anything is posted.
+            BrokenError: The peer or the system failed.
+            TransferTimeout: The deadline passed; ``settled`` tells whether bytes may still land.
+        """
+        self._check_open("pull_blocks")
+        layers = pulls.Layers(src_layer_range, dst_layer_range, tensor_num_per_layer)
+        kinds = (BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex)
+        peer, source = pulls.find(self._registrar.peers.peer, src_cache_key, "pull_blocks", kinds)
+        own = self._own(dst_cache, "pull_blocks")
+        pieces = pulls.block_pieces(own, dst_blocks, source, src_cache_key, src_blocks, layers)
+        return peer.read_pieces(pieces, wait=wait, timeout=timeout, notify=notify)
+
+    def _own(self, cache: Any, operation: str) -> Cache:
+        if not isinstance(cache, Cache):
+            builtin: type[Exception] = AttributeError if cache is None else TypeError
+            text = f"give the Cache that a register call returned, not {cache!r} ({type(cache).__name__})"
+            raise refusal(RequestError, {builtin}, text, operation=operation)
+        if self._registry.caches.get(cache.cache_id) is not cache:
+            raise ClosedError(f"{cache} is not registered here, or no longer", operation=operation)
+        return cache
+
+    # ------------------------------------------------------------------ looking, closing
+
+    @property
+    def caches(self) -> dict[int, Cache]:
+        """The registered caches, by id."""
+        return dict(self._registry.caches)
+
+    @property
+    def memories(self) -> list[Memory]:
+        """All registered memory, by address; quarantined memory too."""
+        return self._registry.memories()
+
+    @property
+    def hooks(self) -> Hooks:
+        """The plugins' hooks, for the node's links."""
+        return self._hooks
+
+    @property
+    def registry(self) -> Registry:
+        """The table of registered memory, for the node's links."""
+        return self._registry
+
+    @property
+    def link_timeout(self) -> float:
+        """Seconds that linking and unlinking may take."""
+        return float(setting("link_timeout"))
+
+    @property
+    def software(self) -> str:
+        """What links tell the other side about this one."""
+        return f"cachefw {__version__}"
+
+    def transport(self, name: str) -> Transport:
+        """The open transport of that name."""
+        return self._transports[name]
+
+    def bind(self, peers: Peers, close: Callable[[], None]) -> None:
+        """Have a node's links serve this manager; `close` closes the node when the interpreter exits."""
+        self._registrar.peers = peers
+        self._close_first = close
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """The open transports, best first."""
+        return tuple(self._transports)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def published_memory(self, memories: Iterable[Memory]) -> list[PublishedMemory]:
+        """What peers are told of memory."""
+        return [
+            PublishedMemory(
+                memory.memory_id,
+                memory.region.address,
+                memory.region.length,
+                memory.region.kind.value,
+                memory.region.access.value,
+                {name: self._transports[name].describe(held) for name, held in memory.registered.items()},
+            )
+            for memory in memories
+            if memory.remote_accessible and memory.state is MemoryState.LIVE
+        ]
+
+    @staticmethod
+    def published_caches(caches: Iterable[Cache]) -> list[PublishedCache]:
+        """What peers are told of caches."""
+        return [
+            PublishedCache(
+                cache.cache_id,
+                cache.is_blocks_cache,
+                cache.cache_desc.batch_size,
+                cache.cache_desc.stride,
+                cache.tensor_addrs,
+                tuple(key_names(cache)),
+            )
+            for cache in caches
+            if cache.remote_accessible
+        ]
+
+    def report(self) -> str:
+        """What is registered, a line each, with the place of its registration; "" when nothing is."""
+        lines = [f"{cache}" for cache in self.caches.values()]
+        lines += [f"{memory}: {memory.region}, {memory.state.value}, {memory.users} users" for memory in self.memories]
+        return "\n".join(lines)
+
+    def close(self) -> None:
+        """Give everything back and close the transports. Idempotent; failures are logged, and do not stop the rest."""
+        if self._closed:
+            return
+        self._closed = True
+        _open_managers.discard(self)
+        for memory, error in self._registrar.give_back_all():
+            _log.warning("closing: %s could not be given back: %s", memory, error)
+        for transport in reversed(list(self._transports.values())):
+            transport.close()
+
+    def close_all(self) -> None:
+        """Close the node it belongs to, if it does, and with it this manager."""
+        self._close_first()
+
+    def _check_open(self, operation: str) -> None:
+        if self._closed:
+            raise ClosedError(f"{operation}: this CacheManager is closed", operation=operation)
+
+    def __enter__(self) -> CacheManager:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+#: Managers to close when the interpreter exits: a transport's threads must end before the modules they use do.
+_open_managers: weakref.WeakSet[CacheManager] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    for manager in list(_open_managers):
+        report = manager.report()
+        if report:
+            _log.warning("still registered at exit; close the CacheManager or Node:\n%s", report)
+        manager.close_all()

@@ -1,0 +1,246 @@
+"""The table of registered memory: who has which range, how often, and what may not be touched now.
+
+The registry knows ranges and counts, not transports or rules. Everything here is under one lock and calls nothing
+outside; native calls happen in the manager, between `reserve` and `commit`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import enum
+import itertools
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from cachefw.cache import Cache
+from cachefw.memory import MemoryKind, MemoryRegion
+from cachefw.transport import RegisteredMemory
+
+__all__ = ["Memory", "MemoryState", "RangeTable", "Registry"]
+
+
+class MemoryState(enum.Enum):
+    """The life of a `Memory`."""
+
+    #: Its range is taken and native registration is under way.
+    RESERVED = "reserved"
+    #: Usable.
+    LIVE = "live"
+    #: Being given back: no new transfer may touch it.
+    LEAVING = "leaving"
+    #: Gone.
+    CLOSED = "closed"
+    #: A native call failed half way; the range stays taken because nobody knows what still reaches it.
+    QUARANTINED = "quarantined"
+
+
+@attrs.define(eq=False)
+class Memory:
+    """Registered memory: one native region, shared by everyone who registered exactly it. Made by `CacheManager`.
+
+    Attributes:
+        memory_id: Counts from 1 in its manager.
+        region: The range.
+        label: The owner's name for it, for messages.
+        origin: File and line of the registration.
+        shared: Registered by `register_memory`: caches inside it are views, and the same region may come again.
+        remote_accessible: Whether linked peers may reach it.
+        owner: The object whose memory it is; kept alive.
+        registered: The native registration of each transport, by name.
+        users: How many registrations and caches hold it.
+        state: See `MemoryState`.
+    """
+
+    memory_id: int
+    region: MemoryRegion
+    label: str
+    origin: str
+    shared: bool
+    remote_accessible: bool
+    owner: object = None
+    registered: dict[str, RegisteredMemory] = attrs.field(factory=dict)
+    users: int = 1
+    state: MemoryState = MemoryState.RESERVED
+
+    def __str__(self) -> str:
+        name = f"{self.label!r} " if self.label else ""
+        return f"memory {self.memory_id} {name}registered at {self.origin}"
+
+    def __repr__(self) -> str:
+        return f"<{self}: {self.region}, {self.state.value}>"
+
+
+class RangeTable:
+    """Ranges that do not overlap, for finding many pieces at once.
+
+    Args:
+        ranges: (address, length, id) in any order.
+    """
+
+    def __init__(self, ranges: Iterable[tuple[int, int, int]]) -> None:
+        rows = sorted(ranges)
+        self.starts: NDArray[np.uint64] = np.array([row[0] for row in rows], np.uint64)
+        self.lengths: NDArray[np.uint64] = np.array([row[1] for row in rows], np.uint64)
+        self.ids: NDArray[np.uint64] = np.array([row[2] for row in rows], np.uint64)
+
+    def find(self, addresses: NDArray[np.uint64], lengths: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], int]:
+        """For each piece the id of the range that holds it whole.
+
+        Returns:
+            The ids, and the position of the first piece that no range holds, or -1.
+        """
+        if not len(self.starts):
+            return np.zeros(len(addresses), np.uint64), 0 if len(addresses) else -1
+        row = np.searchsorted(self.starts, addresses, side="right")
+        row -= 1
+        # An address below the first start has row -1, wraps to the last range, and fails the test on its offset.
+        offset = addresses - self.starts[row]
+        room = self.lengths[row]
+        inside = offset < room
+        room -= offset
+        inside &= lengths <= room
+        first = -1 if inside.all() else int(np.argmin(inside))
+        return self.ids[row], first
+
+
+class Registry:
+    """All registered memory and caches of one manager.
+
+    Thread safety: every method may be called from any thread; none calls out.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        #: Changes whenever memory comes, goes or turns unusable. Read without the lock on the transfer path.
+        self.version = 0
+        self.caches: dict[int, Cache] = {}
+        self.cache_memory: dict[int, tuple[Memory, ...]] = {}
+        self.cache_calls: dict[int, str] = {}
+        self.names: dict[tuple[str, int, int], int] = {}
+        self._starts: list[int] = []
+        self._memories: dict[int, Memory] = {}
+        self._by_id: dict[int, Memory] = {}
+        self._memory_ids = itertools.count(1)
+        self._cache_ids = itertools.count(1)
+        self._table: tuple[int, RangeTable] | None = None
+
+    def memories(self) -> list[Memory]:
+        """Everything that takes a range, by address."""
+        with self.lock:
+            return [self._memories[start] for start in self._starts]
+
+    def memory(self, memory_id: int) -> Memory:
+        """The memory of that id, which `table` gave."""
+        return self._by_id[memory_id]
+
+    def counts(self) -> dict[str, int]:
+        """Addresses registered, by register call."""
+        with self.lock:
+            counts: dict[str, int] = {}
+            for cache_id, call in self.cache_calls.items():
+                counts[call] = counts.get(call, 0) + len(self.caches[cache_id].tensor_addrs)
+            return counts
+
+    def bytes(self, *, device: bool) -> int:
+        """Bytes registered of device memory, or of all host memory."""
+        with self.lock:
+            kinds = (m.region for m in self._memories.values())
+            return sum(r.length for r in kinds if (r.kind is MemoryKind.DEVICE) == device)
+
+    def overlapping(self, address: int, end: int) -> Iterator[Memory]:
+        """Memory that shares a byte with [address, end), by address."""
+        first = bisect.bisect_right(self._starts, address) - 1
+        if first >= 0 and self._memories[self._starts[first]].region.end > address:
+            yield self._memories[self._starts[first]]
+        for start in itertools.islice(self._starts, first + 1, None):
+            if start >= end:
+                return
+            yield self._memories[start]
+
+    def table(self) -> RangeTable:
+        """The memory that transfers may touch now."""
+        with self.lock:
+            if self._table is None or self._table[0] != self.version:
+                live = [m for m in self._memories.values() if m.state is MemoryState.LIVE]
+                rows = RangeTable((m.region.address, m.region.length, m.memory_id) for m in live)
+                self._table = (self.version, rows)
+            return self._table[1]
+
+    def reserve(
+        self,
+        regions: Sequence[MemoryRegion],
+        *,
+        label: str,
+        origin: str,
+        shared: bool,
+        remote_accessible: bool,
+        owner: object = None,
+    ) -> list[Memory]:
+        """Take ranges that a plan found free. The caller holds `lock` since that plan."""
+        made = [
+            Memory(next(self._memory_ids), region, label, origin, shared, remote_accessible, owner)
+            for region in regions
+        ]
+        self._memories.update((memory.region.address, memory) for memory in made)
+        self._by_id.update((memory.memory_id, memory) for memory in made)
+        self._starts.extend(memory.region.address for memory in made)
+        self._starts.sort()
+        self.version += 1
+        return made
+
+    def release(self, memory: Memory, *, quarantined: bool = False) -> None:
+        """Free a range, or keep it taken for good when nobody knows what still reaches it."""
+        with self.lock:
+            self.version += 1
+            if quarantined:
+                memory.state = MemoryState.QUARANTINED
+                return
+            memory.state = MemoryState.CLOSED
+            memory.owner = None
+            del self._memories[memory.region.address]
+            del self._by_id[memory.memory_id]
+            del self._starts[bisect.bisect_left(self._starts, memory.region.address)]
+
+    def go_live(self, memories: Iterable[Memory]) -> None:
+        """Open memory to transfers."""
+        with self.lock:
+            for memory in memories:
+                memory.state = MemoryState.LIVE
+            self.version += 1
+
+    def leave(self, memories: Iterable[Memory]) -> None:
+        """Close memory to new transfers; `go_live` takes it back."""
+        with self.lock:
+            for memory in memories:
+                memory.state = MemoryState.LEAVING
+            self.version += 1
+
+    def next_cache_id(self) -> int:
+        """A fresh id; none is used twice."""
+        return next(self._cache_ids)
+
+    def add_cache(self, cache: Cache, memories: tuple[Memory, ...], call: str) -> None:
+        """File a cache under its id and its keys."""
+        with self.lock:
+            self.caches[cache.cache_id] = cache
+            self.cache_memory[cache.cache_id] = memories
+            self.cache_calls[cache.cache_id] = call
+            for name in key_names(cache):
+                self.names[name[:3]] = cache.cache_id
+            self.version += 1
+
+    def remove_cache(self, cache_id: int) -> None:
+        """Forget a cache and its keys."""
+        with self.lock:
+            del self.caches[cache_id], self.cache_memory[cache_id], self.cache_calls[cache_id]
+            self.names = {name: owner for name, owner in self.names.items() if owner != cache_id}
+            self.version += 1
+
+
+def key_names(cache: Cache) -> list[tuple[str, int, int, int]]:
+    """What keys call a cache: (kind, id, model id, row)."""
+    return [(*key.local_name, row) for row, key in enumerate(cache.keys) if not getattr(key, "is_placeholder", False)]
