@@ -1,0 +1,203 @@
+"""All links of one node: one for each peer, and telling peers what memory comes and goes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from cachefw.cache import Cache
+from cachefw.errors import BrokenError, CacheError, NotFoundError
+from cachefw.links import messages
+from cachefw.links.link import Link, LinkState
+from cachefw.links.transfers import LinkTransfer
+from cachefw.links.wire import Wire
+from cachefw.manager import CacheManager
+from cachefw.registry import Memory
+from cachefw.transport import Channel
+
+__all__ = ["Hub"]
+
+
+class Hub:
+    """The links of one node, by the peer's cluster id.
+
+    Coroutines and the `LinkOwner` callbacks run in the loop's thread; what a manager asks of its peers may be called
+    from any other.
+
+    Args:
+        cluster_id: This node's.
+        manager: Its manager.
+        loop: The loop of the node's background thread.
+        on_change: Told of each link whose state changed.
+        on_notify: Given each notification.
+        on_finish: Given each transfer that nobody waits for, once it settled.
+    """
+
+    def __init__(
+        self,
+        cluster_id: int,
+        manager: CacheManager,
+        loop: asyncio.AbstractEventLoop,
+        on_change: Callable[[Link], None],
+        on_notify: Callable[[Link, bytes], None],
+        on_finish: Callable[[LinkTransfer], None],
+    ) -> None:
+        self.cluster_id = cluster_id
+        self.manager = manager
+        self.loop = loop
+        self.registry = manager.registry
+        self.incarnation = os.urandom(16)
+        self.links: dict[int, Link] = {}
+        self.notified = on_notify
+        self.transfer_finished = on_finish
+        self._on_change = on_change
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._arrivals: dict[bytes, list[asyncio.Future[Link]]] = {}
+
+    # ------------------------------------------------------------------ making and ending links
+
+    def known(self, incarnation: bytes) -> Link | None:
+        """The link to that start of a peer, if it is up."""
+        for link in self.links.values():
+            if link.incarnation == incarnation and link.state is LinkState.UP:
+                return link
+        return None
+
+    async def establish(
+        self, wire: Wire, channel: Channel, transport: str, peer: messages.Hello | messages.Accept
+    ) -> Link:
+        """Exchange tables over a wire whose handshake is done; the link is up when both sides have said so.
+
+        Raises:
+            BrokenError: The peer went away meanwhile.
+        """
+        link = Link(self, channel, transport, peer.cluster_id, peer.incarnation, wire.name, wire.writer)
+        old = self.links.get(peer.cluster_id)
+        if old is not None:
+            old.end(LinkState.BROKEN, "the peer was restarted")
+        # Filed before the snapshot is taken, so that what is published from now on reaches it as well.
+        self.links[peer.cluster_id] = link
+        try:
+            memories = self.manager.published_memory(self.manager.memories)
+            caches = self.manager.published_caches(self.manager.caches.values())
+            for publication in messages.publications(memories, caches):
+                link.send(publication)
+            link.send(messages.Ready())
+            while not isinstance(message := await wire.receive(messages.LIMIT), messages.Ready):
+                link.handle(message)
+                link.check_up("link")
+        except BaseException as error:
+            link.end(LinkState.BROKEN, f"the handshake failed: {error}")
+            raise
+        self._spawn(self._converse(link, wire))
+        for waiter in self._arrivals.pop(peer.incarnation, ()):
+            if not waiter.done():
+                waiter.set_result(link)
+        self._on_change(link)
+        return link
+
+    async def arrival(self, incarnation: bytes) -> Link:
+        """The link that another handshake with the same peer makes, or has made."""
+        link = self.known(incarnation)
+        if link is not None:
+            return link
+        waiter: asyncio.Future[Link] = self.loop.create_future()
+        self._arrivals.setdefault(incarnation, []).append(waiter)
+        return await waiter
+
+    async def _converse(self, link: Link, wire: Wire) -> None:
+        try:
+            while link.state is LinkState.UP:
+                link.handle(await wire.receive(messages.LIMIT))
+        except (CacheError, OSError) as error:
+            link.end(LinkState.BROKEN, str(error))
+
+    def link_ended(self, link: Link) -> None:
+        """Forget a link, and close its channel where that may block."""
+        if self.links.get(link.cluster_id) is link:
+            del self.links[link.cluster_id]
+        self._spawn(asyncio.to_thread(link.channel.close))
+        self._on_change(link)
+
+    async def unlink(self, link: Link, reason: str) -> None:
+        """Close one link on purpose."""
+        link.end(LinkState.CLOSED, "it was closed on this side", goodbye=reason)
+        # The channel is closed once, in a thread of its own; closing again only waits for that.
+        await asyncio.to_thread(link.channel.close)
+
+    async def close(self, reason: str) -> None:
+        """Close every link, and wait for what that leaves to do."""
+        for link in list(self.links.values()):
+            await self.unlink(link, reason)
+        mine = asyncio.current_task()
+        pending = [task for task in self._tasks if task is not mine and not task.done()]
+        if pending:
+            await asyncio.wait(pending, timeout=self.manager.link_timeout)
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ------------------------------------------------------------------ the manager's peers, from any thread
+
+    def linked(self) -> bool:
+        """Whether a link exists."""
+        return bool(self.links)
+
+    def peer(self, cluster_id: int) -> Link:
+        """The link to a cluster.
+
+        Raises:
+            NotFoundError: There is none; the text lists those that exist.
+        """
+        link = self.links.get(cluster_id)
+        if link is None:
+            have = ", ".join(f"cluster {number}" for number in sorted(self.links)) or "none"
+            own = " (this node's own id)" if cluster_id == self.cluster_id else ""
+            raise NotFoundError(
+                f"no link to cluster {cluster_id}{own}; linked are: {have}", code="not_found.link", operation="pull"
+            )
+        return link
+
+    def publish(self, memories: Sequence[Memory], caches: Sequence[Cache]) -> None:
+        """Tell every peer of new memory and caches."""
+        if not self.links:
+            return
+        told = self.manager.published_memory(memories), self.manager.published_caches(caches)
+        frames = list(messages.publications(*told))
+        self.loop.call_soon_threadsafe(self._tell, frames)
+
+    def _tell(self, frames: Sequence[messages.Publish]) -> None:
+        for link in self.links.values():
+            for frame in frames:
+                link.send(frame)
+
+    def withdraw(self, memories: Sequence[Memory], caches: Sequence[Cache]) -> None:
+        """Have every peer let go; returns when none can touch the memory any more.
+
+        Raises:
+            TransferTimeout: A peer did not confirm it.
+        """
+        memory_ids = [memory.memory_id for memory in memories if memory.remote_accessible]
+        cache_ids = [cache.cache_id for cache in caches if cache.remote_accessible]
+        if self.links and (memory_ids or cache_ids):
+            asyncio.run_coroutine_threadsafe(self._withdraw(memory_ids, cache_ids), self.loop).result()
+
+    async def _withdraw(self, memory_ids: list[int], cache_ids: list[int]) -> None:
+        asked = [link.ask(messages.Withdraw, memory_ids, cache_ids) for link in list(self.links.values())]
+        for outcome in await asyncio.gather(*asked, return_exceptions=True):
+            # A peer that is gone holds nothing any more; one that is silent may.
+            if isinstance(outcome, BaseException) and not isinstance(outcome, BrokenError):
+                raise outcome
+
+    def busy(self, memories: Sequence[Memory]) -> str | None:
+        """In words, a transfer that uses some of the memory now, or None."""
+        wanted = set(memories)
+        for link in list(self.links.values()):
+            for prepared in list(link.inflight.values()):
+                if not wanted.isdisjoint(prepared.memories):
+                    return f"the {prepared.what}"
+        return None

@@ -1,0 +1,443 @@
+"""One link: what the peer published, one-sided reads and writes, notifications, and the end of it."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import itertools
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Protocol
+
+from cachefw.config import setting
+from cachefw.errors import (
+    BrokenError,
+    ClosedError,
+    NotFoundError,
+    RequestError,
+    TransferTimeout,
+    refusal,
+)
+from cachefw.layout import Pieces
+from cachefw.links import messages, pieces
+from cachefw.links.transfers import LinkTransfer, PreparedTransfer
+from cachefw.memory import Access, MemoryKind, MemoryRegion
+from cachefw.published import PublishedCache, PublishedMemory
+from cachefw.registry import RangeTable, Registry
+from cachefw.transport import Channel, Operation
+
+__all__ = ["Link", "LinkState"]
+
+
+class LinkState(enum.Enum):
+    """The life of a link."""
+
+    UP = "up"
+    #: Closed on purpose, on this side.
+    CLOSED = "closed"
+    #: The peer closed it, or the peer or the way to it failed.
+    BROKEN = "broken"
+
+
+class LinkOwner(Protocol):
+    """What a link needs of its node."""
+
+    registry: Registry
+    loop: asyncio.AbstractEventLoop
+
+    def link_ended(self, link: Link) -> None:
+        """It is no longer up. Called once, in the loop's thread."""
+
+    def transfer_finished(self, transfer: LinkTransfer) -> None:
+        """One that nobody waited for has settled."""
+
+    def notified(self, link: Link, payload: bytes) -> None:
+        """The peer sent a notification."""
+
+
+class Link:
+    """A link to one peer, for both directions. Made by `Node.link`, here or on the other side.
+
+    Attributes:
+        cluster_id: The peer's.
+        incarnation: Which start of the peer it is, 16 bytes.
+        transport: Name of the transport in use; it never changes.
+        address: The peer's end of the control connection, ``"host:port"``.
+        state: See `LinkState`.
+        reason: Why it is no longer up, in words; "" while it is.
+
+    Thread safety: every method may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        owner: LinkOwner,
+        channel: Channel,
+        transport: str,
+        cluster_id: int,
+        incarnation: bytes,
+        address: str,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self.cluster_id = cluster_id
+        self.incarnation = incarnation
+        self.transport = transport
+        self.address = address
+        self.state = LinkState.UP
+        self.reason = ""
+        self.channel = channel
+        self.registry = owner.registry
+        #: Changes whenever the peer's table or the state does. Read without a lock on the transfer path.
+        self.version = 0
+        #: Transfers that have not settled, by token. Single operations on it are atomic.
+        self.inflight: dict[int, PreparedTransfer] = {}
+        self._owner = owner
+        self._writer = writer
+        self._lock = threading.Lock()
+        self._memories: dict[int, PublishedMemory] = {}
+        self._caches: dict[int, PublishedCache] = {}
+        self._names: dict[tuple[str, int, int], int] = {}
+        self._table: tuple[int, RangeTable] | None = None
+        self._serials = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[None]] = {}
+        # Withdrawals that wait for transfers to settle: (serial, ids).
+        self._draining: list[tuple[int, frozenset[int]]] = []
+
+    # ------------------------------------------------------------------ looking
+
+    @property
+    def peer_name(self) -> str:
+        """The peer in words."""
+        return f"cluster {self.cluster_id} at {self.address}"
+
+    @property
+    def caches(self) -> list[PublishedCache]:
+        """The peer's caches that this node may read, as known now."""
+        with self._lock:
+            return list(self._caches.values())
+
+    @property
+    def memories(self) -> list[PublishedMemory]:
+        """The peer's memory that this node may reach, as known now."""
+        with self._lock:
+            return list(self._memories.values())
+
+    def memory_ids(self) -> set[int]:
+        """Ids of the peer's memory that may be touched now."""
+        with self._lock:
+            return set(self._memories)
+
+    def remote_table(self) -> RangeTable:
+        """The peer's memory, for finding many pieces at once."""
+        with self._lock:
+            if self._table is None or self._table[0] != self.version:
+                rows = RangeTable((m.address, m.length, m.memory_id) for m in self._memories.values())
+                self._table = (self.version, rows)
+            return self._table[1]
+
+    def lookup(self, name: tuple[str, int, int] | int) -> PublishedCache:
+        """The peer's cache of that id, or that a key names.
+
+        Raises:
+            NotFoundError: The peer published none; the text lists what it did.
+        """
+        for asked in (False, True):
+            with self._lock:
+                number = name if isinstance(name, int) else self._names.get(name)
+                cache = self._caches.get(number) if number is not None else None
+                have = "; ".join(map(str, self._caches.values())) or "nothing"
+            if cache is not None:
+                return cache
+            self.check_up("lookup")
+            if not asked:
+                # What the peer registered a moment ago may still be on its way.
+                self.sync()
+        what = f"cache {name}" if isinstance(name, int) else "cache with " + _name_words(name)
+        raise NotFoundError(
+            f"{self.peer_name} has published no {what}; it has published {have}",
+            code="not_found.cache",
+            operation="lookup",
+            peer=self.peer_name,
+        )
+
+    def sync(self, timeout: float | None = None) -> None:
+        """Wait until everything the peer has published so far is known here.
+
+        Raises:
+            TransferTimeout: The peer did not answer within `timeout` seconds (None: the setting ``link_timeout``).
+            BrokenError: The peer is gone.
+        """
+        self._run(self.ask(messages.Sync, timeout=timeout))
+
+    # ------------------------------------------------------------------ moving
+
+    def read(
+        self,
+        local_addrs: Any,
+        remote_addrs: Any,
+        lengths: Any,
+        notify: bytes | None = None,
+        wait: bool = True,
+        timeout: float | None = None,
+    ) -> LinkTransfer:
+        """Copy from the peer's memory into local memory, without the peer's CPU.
+
+        Args:
+            local_addrs: Addresses here: an int, a list, or an integer array. Each piece lies in one local region.
+            remote_addrs: Addresses there, as many. Each piece lies in one region that the peer published.
+            lengths: Bytes of each piece, at least 1.
+            notify: At most 64 KiB that the peer gets after the last byte has moved.
+            wait: Return when it is settled. False returns at once; see `Node.completed`.
+            timeout: Seconds to wait; None takes the setting ``timeout``.
+
+        Raises:
+            RequestError: Also a `TypeError`, `ValueError` or `AttributeError`: nothing was sent. Unregistered memory, a
+                piece past the end of a region, lists of unequal length, a byte written twice.
+            BrokenError: The peer or the system failed; ``failed`` names the item.
+            TransferTimeout: The deadline passed; ``settled`` tells whether bytes may still land.
+        """
+        prepared = self.prepare(Operation.READ, local_addrs, remote_addrs, lengths)
+        return prepared.post(wait=wait, timeout=timeout, notify=notify)
+
+    def write(
+        self,
+        local_addrs: Any,
+        remote_addrs: Any,
+        lengths: Any,
+        notify: bytes | None = None,
+        wait: bool = True,
+        timeout: float | None = None,
+    ) -> LinkTransfer:
+        """Copy from local memory into the peer's memory, without the peer's CPU. Everything else is as for `read`."""
+        prepared = self.prepare(Operation.WRITE, local_addrs, remote_addrs, lengths)
+        return prepared.post(wait=wait, timeout=timeout, notify=notify)
+
+    def prepare(self, operation: Operation, local_addrs: Any, remote_addrs: Any, lengths: Any) -> PreparedTransfer:
+        """Check pieces and turn them into native form, to be posted any number of times.
+
+        Raises:
+            RequestError: As for `read`.
+        """
+        return self._prepare(operation, pieces.from_arguments(local_addrs, remote_addrs, lengths))
+
+    def read_pieces(self, wanted: Pieces, *, wait: bool, timeout: float | None, notify: bytes | None) -> LinkTransfer:
+        """Move what a pull asks for."""
+        return self._prepare(Operation.READ, wanted).post(wait=wait, timeout=timeout, notify=notify)
+
+    def _prepare(self, operation: Operation, wanted: Pieces) -> PreparedTransfer:
+        self.check_up(operation.value)
+        versions = self.registry.version, self.version
+        checked = pieces.check(self, operation, wanted)
+        native = self.channel.prepare(operation, checked.batch)
+        memories = tuple(self.registry.memory(number) for number in checked.local_ids)
+        return PreparedTransfer(
+            self, operation, native, len(checked.batch), memories, frozenset(checked.remote_ids), versions
+        )
+
+    def check_rights(self, operation: Operation, memory_ids: Iterable[int]) -> None:
+        """Refuse what the peer does not allow."""
+        wanted = Access.READ if operation is Operation.READ else Access.WRITE
+        with self._lock:
+            for number in memory_ids:
+                memory = self._memories.get(number)
+                if memory is not None and wanted not in Access(memory.access):
+                    raise refusal(
+                        RequestError,
+                        {ValueError},
+                        f"{self.peer_name} does not allow a {operation.value} of its memory {number}",
+                        code="request.rights",
+                        operation=operation.value,
+                        peer=self.peer_name,
+                    )
+
+    # ------------------------------------------------------------------ notifications
+
+    def notify(self, payload: bytes) -> None:
+        """Send bytes to the peer's application, which gets them from `Node.notifications`; order is kept.
+
+        Args:
+            payload: At most 64 KiB.
+
+        Raises:
+            RequestError: Not bytes, or too long.
+            ClosedError: The link is closed.
+            BrokenError: The peer is gone.
+        """
+        self.check_notification(payload)
+        self.check_up("notify")
+        self._post_message(messages.Notify(bytes(payload)))
+
+    @staticmethod
+    def check_notification(payload: Any) -> None:
+        """Refuse what `notify` could not send, before anything moves."""
+        if not isinstance(payload, (bytes, bytearray, memoryview)):
+            builtin: type[Exception] = AttributeError if payload is None else TypeError
+            raise refusal(RequestError, {builtin}, f"a notification is bytes, not {payload!r}", operation="notify")
+        if len(payload) > messages.NOTIFY_LIMIT:
+            text = f"a notification has at most {messages.NOTIFY_LIMIT:,} bytes, not {len(payload):,}"
+            raise refusal(RequestError, {ValueError}, text, operation="notify")
+
+    # ------------------------------------------------------------------ transfers under way
+
+    def left(self, token: int) -> None:
+        """A transfer has settled, or was never started."""
+        self.inflight.pop(token, None)
+        if self._draining:
+            self._owner.loop.call_soon_threadsafe(self._drain)
+
+    def finished(self, token: int, transfer: LinkTransfer, notify: bytes | None) -> None:
+        """A transfer that nobody waits for has settled."""
+        self.left(token)
+        if notify is not None and transfer.error is None and self.state is LinkState.UP:
+            self._post_message(messages.Notify(bytes(notify)))
+        self._owner.transfer_finished(transfer)
+
+    # ------------------------------------------------------------------ state
+
+    def check_up(self, operation: str) -> None:
+        """Raise unless the link is up.
+
+        Raises:
+            ClosedError: It was closed on this side.
+            BrokenError: The peer closed it, or is gone.
+        """
+        if self.state is LinkState.UP:
+            return
+        cls = ClosedError if self.state is LinkState.CLOSED else BrokenError
+        raise cls(
+            f"{operation}: the link to {self.peer_name} is {self.state.value}: {self.reason}",
+            code=f"link.{self.state.value}",
+            operation=operation,
+            peer=self.peer_name,
+        )
+
+    def end(self, state: LinkState, reason: str, goodbye: str | None = None) -> None:
+        """Take the link down: in the loop's thread, any number of times."""
+        if self.state is not LinkState.UP:
+            return
+        if goodbye is not None:
+            self.send(messages.Goodbye(goodbye))
+        self.state, self.reason = state, reason
+        with self._lock:
+            self._memories.clear()
+            self._caches.clear()
+            self._names.clear()
+            self.version += 1
+        self._writer.close()
+        for answer in self._answers.values():
+            answer.cancel()
+        self._owner.link_ended(self)
+
+    def __repr__(self) -> str:
+        return f"<Link to {self.peer_name} by {self.transport}, {self.state.value}>"
+
+    # ------------------------------------------------------------------ control messages, in the loop's thread
+
+    def send(self, message: messages.Message) -> None:
+        """Send a message, in the loop's thread."""
+        if self.state is LinkState.UP:
+            self._writer.write(messages.encode(message))
+
+    def _post_message(self, message: messages.Message) -> None:
+        self._owner.loop.call_soon_threadsafe(self.send, message)
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._owner.loop).result()
+
+    async def ask(self, question: Callable[..., messages.Message], *rest: Any, timeout: float | None = None) -> None:
+        """Send a question and wait for its answer.
+
+        Raises:
+            TransferTimeout: There was none.
+            BrokenError: The link went down meanwhile.
+        """
+        limit = float(setting("link_timeout")) if timeout is None else timeout
+        name = getattr(question, "__name__", "?").lower()
+        self.check_up(name)
+        serial = next(self._serials)
+        answer = self._answers[serial] = self._owner.loop.create_future()
+        self.send(question(serial, *rest))
+        try:
+            await asyncio.wait_for(answer, limit)
+        except asyncio.TimeoutError:
+            raise TransferTimeout(
+                f"{self.peer_name} did not answer ({name}) within {limit:g} s",
+                code="link.silent",
+                operation=name,
+                peer=self.peer_name,
+            ) from None
+        except asyncio.CancelledError:
+            # Cancelled by `end`, which also says why; anything else passes.
+            self.check_up(name)
+            raise
+        finally:
+            self._answers.pop(serial, None)
+
+    def handle(self, message: messages.Message) -> None:
+        """Act on a message of the peer's.
+
+        Raises:
+            BrokenError: It makes no sense here.
+        """
+        if isinstance(message, messages.Publish):
+            self._learn(message.memories, message.caches)
+        elif isinstance(message, messages.Withdraw):
+            self._forget(message)
+        elif isinstance(message, messages.Sync):
+            self.send(messages.Synced(message.serial))
+        elif isinstance(message, (messages.Withdrawn, messages.Synced)):
+            answer = self._answers.get(message.serial)
+            if answer is not None and not answer.done():
+                answer.set_result(None)
+        elif isinstance(message, messages.Notify):
+            self._owner.notified(self, message.payload)
+        elif isinstance(message, messages.Goodbye):
+            self.end(LinkState.BROKEN, f"the peer closed it: {message.reason}")
+        else:
+            raise BrokenError(
+                f"{self.peer_name} sent {type(message).__name__} out of turn", code="link.protocol", peer=self.peer_name
+            )
+
+    def _learn(self, memories: Iterable[PublishedMemory], caches: Iterable[PublishedCache]) -> None:
+        for memory in memories:
+            if memory.memory_id in self._memories or self.transport not in memory.descriptions:
+                continue
+            region = MemoryRegion(memory.address, memory.length, MemoryKind(memory.kind), Access(memory.access))
+            self.channel.attach(memory.memory_id, region, memory.descriptions[self.transport])
+            with self._lock:
+                self._memories[memory.memory_id] = memory
+        with self._lock:
+            for cache in caches:
+                self._caches[cache.cache_id] = cache
+                self._names.update((name[:3], cache.cache_id) for name in cache.names)
+            self.version += 1
+
+    def _forget(self, message: messages.Withdraw) -> None:
+        with self._lock:
+            for number in message.cache_ids:
+                cache = self._caches.pop(number, None)
+                for name in cache.names if cache else ():
+                    self._names.pop(name[:3], None)
+            for number in message.memory_ids:
+                self._memories.pop(number, None)
+            self.version += 1
+        self._draining.append((message.serial, frozenset(message.memory_ids)))
+        self._drain()
+
+    def _drain(self) -> None:
+        """Answer the withdrawals whose memory no transfer touches any more."""
+        waiting = []
+        for serial, ids in self._draining:
+            if any(prepared.touches_remote(ids) for prepared in list(self.inflight.values())):
+                waiting.append((serial, ids))
+                continue
+            for number in ids:
+                self.channel.detach(number)
+            self.send(messages.Withdrawn(serial))
+        self._draining = waiting
+
+
+def _name_words(name: tuple[str, int, int]) -> str:
+    kind, number, model = name
+    what = "a blocks key" if kind == "blocks" else f"{kind}_id {number}"
+    return f"{what} of model {model}"

@@ -1,0 +1,239 @@
+"""Transfers over a link: prepared once, posted many times, accounted for until they settle."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cachefw.config import setting
+from cachefw.errors import BrokenError, CacheError, ClosedError, TransferTimeout
+from cachefw.registry import Memory, MemoryState
+from cachefw.transport import Operation, Prepared, Transfer
+
+if TYPE_CHECKING:
+    from cachefw.links.link import Link
+
+__all__ = ["LinkTransfer", "PreparedTransfer"]
+
+_tokens = itertools.count()
+
+
+class LinkTransfer(Transfer):
+    """A transfer over a link, posted.
+
+    Thread safety: every method may be called from any thread.
+    """
+
+    __slots__ = ("_native", "prepared")
+
+    def __init__(self, prepared: PreparedTransfer, native: Transfer) -> None:
+        self.prepared = prepared
+        self._native = native
+
+    @property
+    def settled(self) -> bool:
+        """Whether no byte of it can move any more."""
+        return self._native.settled
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Sleep until it is settled, or `timeout` seconds have passed; True when settled. See `result`."""
+        return self._native.wait(timeout)
+
+    @property
+    def error(self) -> CacheError | None:
+        """Why it failed; None when every byte moved.
+
+        Raises:
+            BusyError: It is not settled yet.
+        """
+        error = self._native.error
+        return None if error is None else self.prepared.named(error)
+
+    def result(self, timeout: float | None = None) -> LinkTransfer:
+        """Wait for it, and raise if it failed.
+
+        Args:
+            timeout: Seconds; None takes the setting ``timeout``.
+
+        Raises:
+            TransferTimeout: It is not settled; its memory stays in use until it is.
+            BrokenError: It failed; ``failed`` names the item.
+        """
+        if not self._native.wait(_deadline(timeout)):
+            raise self.prepared.late(_deadline(timeout))
+        error = self.error
+        if error is not None:
+            raise error
+        return self
+
+    def add_done_callback(self, callback: Callable[[Transfer], None]) -> None:
+        """Have ``callback(self)`` called once it is settled, from any thread."""
+        self._native.add_done_callback(lambda _: callback(self))
+
+    def cancel(self) -> None:
+        """Drop what has not begun; it still has to settle.
+
+        Raises:
+            UnsupportedOperation: The transport cannot.
+        """
+        self._native.cancel()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes asked for."""
+        return self.prepared.nbytes
+
+    @property
+    def pieces(self) -> int:
+        """Ranges moved, after neighbours were joined."""
+        return self.prepared.pieces
+
+    @property
+    def path(self) -> str:
+        """How the bytes go, e.g. the transport's own word for shared memory."""
+        return self._native.path
+
+    def __repr__(self) -> str:
+        return f"<{self.prepared.what}, {'settled' if self.settled else 'running'}>"
+
+
+def _deadline(timeout: float | None) -> float:
+    return float(setting("timeout")) if timeout is None else timeout
+
+
+class PreparedTransfer:
+    """Checked pieces in native form; `post` starts them, any number of times.
+
+    The memory it touches may be given back meanwhile; posting then is refused.
+
+    Thread safety: every method may be called from any thread.
+    """
+
+    __slots__ = (
+        "_link",
+        "_link_version",
+        "_local",
+        "_native",
+        "_registry_version",
+        "_remote",
+        "nbytes",
+        "operation",
+        "pieces",
+    )
+
+    def __init__(
+        self,
+        link: Link,
+        operation: Operation,
+        native: Prepared,
+        pieces: int,
+        local: tuple[Memory, ...],
+        remote: frozenset[int],
+        versions: tuple[int, int],
+    ) -> None:
+        self._link = link
+        self._native = native
+        self._local = local
+        self._remote = remote
+        self._registry_version, self._link_version = versions
+        self.operation = operation
+        self.nbytes = native.nbytes
+        self.pieces = pieces
+
+    def post(self, *, wait: bool = True, timeout: float | None = None, notify: bytes | None = None) -> LinkTransfer:
+        """Start it.
+
+        Args:
+            wait: Return when it is settled, and raise if it failed. False: see `Node.completed`.
+            timeout: Seconds to wait; None takes the setting ``timeout``.
+            notify: At most 64 KiB that the peer gets after the last byte has moved.
+
+        Raises:
+            ClosedError: The link, or memory here, was closed.
+            BrokenError: The peer is gone or withdrew memory, or the system failed.
+            TransferTimeout: It is not settled; its memory stays in use until it is.
+        """
+        link = self._link
+        token = next(_tokens)
+        # Entered before the check below, and looked at after memory was marked as leaving: one side sees the other.
+        link.inflight[token] = self
+        try:
+            if self._registry_version != link.registry.version or self._link_version != link.version:
+                self._check_again()
+            if notify is not None:
+                link.check_notification(notify)
+            native = link.channel.post(self._native)
+        except BaseException:
+            link.left(token)
+            raise
+        transfer = LinkTransfer(self, native)
+        if not wait:
+            native.add_done_callback(lambda _: link.finished(token, transfer, notify))
+            return transfer
+        try:
+            settled = native.settled or native.wait(_deadline(timeout))
+        except BaseException:
+            native.add_done_callback(lambda _: link.left(token))
+            raise
+        if not settled:
+            native.add_done_callback(lambda _: link.left(token))
+            raise self.late(_deadline(timeout))
+        link.left(token)
+        error = native.error
+        if error is not None:
+            raise self.named(error)
+        if notify is not None:
+            link.notify(notify)
+        return transfer
+
+    @property
+    def what(self) -> str:
+        """The transfer in words."""
+        preposition = "from" if self.operation is Operation.READ else "to"
+        verb = self.operation.value
+        return f"{verb} of {self.nbytes:,} bytes in {self.pieces:,} pieces {preposition} {self._link.peer_name}"
+
+    @property
+    def memories(self) -> tuple[Memory, ...]:
+        """The local memory it touches."""
+        return self._local
+
+    def touches_remote(self, memory_ids: frozenset[int]) -> bool:
+        """Whether it touches memory of the peer with one of these ids."""
+        return not self._remote.isdisjoint(memory_ids)
+
+    def named(self, error: CacheError) -> CacheError:
+        """A transport's error, with the peer and the operation."""
+        error.peer = error.peer or self._link.peer_name
+        error.operation = error.operation or self.operation.value
+        return error
+
+    def late(self, timeout: float) -> TransferTimeout:
+        """The error of a deadline that passed."""
+        return TransferTimeout(
+            f"the {self.what} did not settle within {timeout:g} s; its memory stays in use until it does",
+            operation=self.operation.value,
+            peer=self._link.peer_name,
+            facts={"settled": False, "timeout": timeout},
+        )
+
+    def _check_again(self) -> None:
+        """Something came, went or closed since this was prepared: is everything it touches still there?"""
+        link = self._link
+        versions = link.registry.version, link.version
+        link.check_up(self.operation.value)
+        for memory in self._local:
+            if memory.state is not MemoryState.LIVE:
+                raise ClosedError(
+                    f"{self.what}: {memory} was given back; prepare again", operation=self.operation.value
+                )
+        gone = self._remote - link.memory_ids()
+        if gone:
+            raise BrokenError(
+                f"{self.what}: the peer withdrew memory {min(gone)}; prepare again",
+                code="transfer.withdrawn",
+                operation=self.operation.value,
+                peer=link.peer_name,
+            )
+        self._registry_version, self._link_version = versions
