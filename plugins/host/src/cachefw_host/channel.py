@@ -1,0 +1,244 @@
+"""The way to one peer: its mapped segments, its other memory, and batches over both."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cachefw.errors import BrokenError, ClosedError
+from cachefw.memory import MemoryRegion
+from cachefw.transport import Batch, Channel, Operation, Prepared, Transfer
+
+from .pool import HostPrepared, Job, Pool
+from .segments import fetch
+from .status import TRANSPORT, cma_advice, transfer_error
+
+__all__ = ["Card", "Description", "HostChannel"]
+
+U64 = NDArray[np.uint64]
+
+
+class Card(msgspec.Struct, frozen=True, array_like=True):
+    """Which process a transport lives in, and where its descriptors are had."""
+
+    host: bytes
+    pid: int
+    pid_namespace: int
+    beacon: int
+    nonce: bytes
+    socket: str
+    token: bytes
+    paths: list[str]
+
+
+class Description(msgspec.Struct, frozen=True, array_like=True):
+    """Where a region lies: in a segment (from 1), or in memory of the process (0)."""
+
+    segment: int
+    offset: int
+
+
+class Ways:
+    """How each region of the peer is reached, for finding many pieces at once; never changed once made.
+
+    Args:
+        by_id: For each memory id what to add to the peer's address to get one here; None for cross-memory reads.
+    """
+
+    def __init__(self, by_id: dict[int, int | None]) -> None:
+        self.by_id = by_id
+        order = sorted(by_id)
+        self._ids: U64 = np.array(order, np.uint64)
+        self.mapped: NDArray[np.bool_] = np.array([by_id[number] is not None for number in order], np.bool_)
+        self.shift: U64 = np.array([by_id[number] or 0 for number in order], np.uint64)
+
+    def rows(self, regions: U64) -> NDArray[np.intp] | None:
+        """The row of each region, or None when one is not here."""
+        if not len(self._ids):
+            return None
+        rows = np.searchsorted(self._ids, regions)
+        np.minimum(rows, len(self._ids) - 1, out=rows)
+        return rows if bool((self._ids[rows] == regions).all()) else None
+
+
+class HostChannel(Channel):
+    """The way to one peer on this host.
+
+    Memory that the peer took from `allocate` is mapped (path ``shm``); other memory is reached by
+    ``process_vm_readv`` and ``process_vm_writev`` (path ``cma``).
+    """
+
+    def __init__(self, native: Any, pool: Pool, peer: Card, paths: tuple[str, ...], *, same_pids: bool) -> None:
+        self._native = native
+        self._pool = pool
+        self._peer = peer
+        self._paths = paths
+        self._same_pids = same_pids
+        self._lock = threading.Lock()
+        self._closed = False
+        self._running: set[Transfer] = set()
+        self._known: dict[int, tuple[MemoryRegion, Description]] = {}
+        self._mapped: dict[int, tuple[int, int]] = {}
+        self._cma_fault: str | None = None
+        self._cma_checked = False
+        self._ways = Ways({})
+
+    def attach(self, memory_id: int, region: MemoryRegion, description: bytes) -> None:
+        """Note it; mapping waits for the first transfer."""
+        try:
+            known = msgspec.msgpack.decode(description, type=Description)
+        except msgspec.MsgspecError as error:
+            raise BrokenError(
+                f"what the peer says of its memory {memory_id} makes no sense: {error}",
+                code="description.malformed",
+                operation="attach",
+                transport=TRANSPORT,
+            ) from None
+        with self._lock:
+            self._known[memory_id] = region, known
+
+    def detach(self, memory_id: int) -> None:
+        """Unmap the segment when this was the last of its memory."""
+        with self._lock:
+            known = self._known.pop(memory_id, None)
+            if known is None:
+                return
+            # Whatever is still there settles anew, which costs a look at what is mapped already.
+            self._ways = Ways({})
+            segment = known[1].segment
+            if segment in self._mapped and all(other.segment != segment for _, other in self._known.values()):
+                self._native.lib.cfw_segment_unmap(*self._mapped.pop(segment))
+
+    def prepare(self, operation: Operation, batch: Batch) -> HostPrepared:
+        """Find the way for every piece; most batches take one way as a whole."""
+        lib = self._native.lib
+        read = operation is Operation.READ
+        mapped, shifts = self._find(batch.regions)
+        copy, cross = (lib.CFW_COPY_IN, lib.CFW_CMA_READ) if read else (lib.CFW_COPY_OUT, lib.CFW_CMA_WRITE)
+        parts = []
+        if mapped.any():
+            where = None if mapped.all() else np.flatnonzero(mapped)
+            local, remote, length = _pick(batch, where)
+            shift = shifts if where is None else shifts[where]
+            parts.append((copy, 0, local, remote + shift, length, where))
+        if not mapped.all():
+            where = np.flatnonzero(~mapped) if parts else None
+            parts.append((cross, self._peer.pid, *_pick(batch, where), where))
+        path = "shm+cma" if len(parts) == 2 else "shm" if mapped.all() else "cma"
+        return self._pool.prepare(parts, path)
+
+    def post(self, prepared: Prepared) -> Transfer:
+        """One native call."""
+        if self._closed:
+            raise ClosedError("this channel is closed", operation="post", transport=TRANSPORT)
+        assert isinstance(prepared, HostPrepared)  # noqa: S101 - made by `prepare`
+        transfer = self._pool.post(prepared)
+        if isinstance(transfer, Job):
+            self._running.add(transfer)
+            transfer.add_done_callback(self._running.discard)
+        return transfer
+
+    def close(self) -> None:
+        """Cancel what runs, wait for it, and unmap everything."""
+        self._closed = True
+        for transfer in list(self._running):
+            transfer.cancel()
+            transfer.wait()
+        with self._lock:
+            self._known.clear()
+            mapped, self._mapped = self._mapped, {}
+        for address, size in mapped.values():
+            self._native.lib.cfw_segment_unmap(address, size)
+
+    # ------------------------------------------------------------------ ways
+
+    def _find(self, regions: U64) -> tuple[NDArray[np.bool_], U64]:
+        """For each piece whether its memory is mapped, and what has to be added to its address then."""
+        ways = self._ways
+        rows = ways.rows(regions)
+        if rows is None:
+            with self._lock:
+                known = dict(self._ways.by_id)
+                for memory_id in np.unique(regions).tolist():
+                    if memory_id not in known:
+                        known[memory_id] = self._settle(memory_id)
+                # A new table: a transfer that is being prepared meanwhile goes on with the old one.
+                self._ways = ways = Ways(known)
+            rows = ways.rows(regions)
+        return ways.mapped[rows], ways.shift[rows]
+
+    def _settle(self, memory_id: int) -> int | None:
+        """Decide how one region is reached: what to add to its addresses if it is mapped, None for cross-memory reads.
+
+        Raises:
+            BrokenError: In no way; the text says why, and what to do.
+        """
+        if memory_id not in self._known:
+            raise BrokenError(
+                f"the peer has no memory {memory_id}, or no longer",
+                code="memory.unknown",
+                operation="prepare",
+                transport=TRANSPORT,
+            )
+        region, known = self._known[memory_id]
+        faults = []
+        if known.segment and "shm" in self._paths:
+            try:
+                return (self._map(known.segment) + known.offset - region.address) % 2**64
+            except BrokenError as error:
+                faults.append(f"shm: {error}")
+        elif "shm" in self._paths:
+            faults.append("shm: the memory was not taken from CacheManager.allocate")
+        fault = self._reach() if "cma" in self._paths else "not among the paths that both sides allow"
+        if fault is None:
+            return None
+        faults.append(f"cma: {fault}")
+        raise BrokenError(
+            f"memory {memory_id} of the peer cannot be reached. " + ". ".join(faults),
+            code="memory.unreachable",
+            operation="prepare",
+            transport=TRANSPORT,
+        )
+
+    def _map(self, segment: int) -> int:
+        if segment not in self._mapped:
+            fd, size = fetch(self._peer.socket, self._peer.token, segment)
+            try:
+                address = self._native.ffi.new("uint64_t *")
+                status = self._native.lib.cfw_segment_map(fd, size, 1, address)
+            finally:
+                os.close(fd)
+            if status:
+                raise transfer_error(status, None, None)
+            self._mapped[segment] = address[0], size
+        return int(self._mapped[segment][0])
+
+    def _reach(self) -> str | None:
+        """Whether this process may read the peer's memory, found out once by reading the peer's beacon."""
+        if not self._cma_checked:
+            self._cma_checked = True
+            if not self._same_pids:
+                self._cma_fault = (
+                    "the two processes are in different pid namespaces; share one (--pid=host), or allocate"
+                )
+                return self._cma_fault
+            found = self._native.ffi.new("char[]", len(self._peer.nonce))
+            status = self._native.lib.cfw_cma_probe(self._peer.pid, self._peer.beacon, len(self._peer.nonce), found)
+            if status == -1:
+                self._cma_fault = cma_advice(self._peer.pid)
+            elif status:
+                self._cma_fault = str(transfer_error(status, None, self._peer.pid))
+            elif bytes(self._native.ffi.buffer(found)) != self._peer.nonce:
+                self._cma_fault = f"process {self._peer.pid} is not the peer any more"
+        return self._cma_fault
+
+
+def _pick(batch: Batch, where: NDArray[np.intp] | None) -> tuple[U64, U64, U64]:
+    if where is None:
+        return batch.local, batch.remote, batch.length
+    return batch.local[where], batch.remote[where], batch.length[where]

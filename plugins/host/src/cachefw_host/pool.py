@@ -1,0 +1,241 @@
+"""Batches in native form, and the threads that move large ones."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cachefw.errors import BusyError, CacheError, ClosedError
+from cachefw.transport import Prepared, Transfer, call_back
+
+from .status import TRANSPORT, transfer_error
+
+__all__ = ["HostPrepared", "Job", "Pool"]
+
+U64 = NDArray[np.uint64]
+
+#: A transfer up to this size is moved by the caller before `post` returns: handing it to a thread would take longer.
+INLINE_BYTES = 256 * 2**10
+#: How much the waiting thread moves before it looks whether a signal or the deadline came.
+HELP_BYTES = 64 * 2**20
+_SLICE_NS = 100_000_000
+#: `cfw_job_help`: there is more to take.
+_MORE = 2
+
+
+class HostPrepared(Prepared):
+    """A batch in native form, with the arrays it points to."""
+
+    __slots__ = ("_arrays", "_path", "_positions", "_size", "batch", "pid")
+
+    def __init__(self, batch: Any, arrays: Any, positions: list[Any], size: int, path: str, pid: int) -> None:
+        self.batch = batch
+        self.pid = pid
+        self._arrays = arrays
+        self._positions = positions
+        self._size = size
+        self._path = path
+
+    @property
+    def nbytes(self) -> int:
+        """Sum of the lengths."""
+        return self._size
+
+    @property
+    def path(self) -> str:
+        """``shm``, ``cma``, or both."""
+        return self._path
+
+    def item(self, part: int, index: int) -> int:
+        """Position in the caller's batch of an item of a native part."""
+        positions = self._positions[part]
+        return index if positions is None else int(positions[index])
+
+
+class _Done(Transfer):
+    """A transfer that was over when `post` returned."""
+
+    __slots__ = ("_failure", "_prepared")
+
+    def __init__(self, prepared: HostPrepared, failure: CacheError | None) -> None:
+        self._prepared = prepared
+        self._failure = failure
+
+    @property
+    def settled(self) -> bool:
+        return True
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return True
+
+    @property
+    def error(self) -> CacheError | None:
+        return self._failure
+
+    def add_done_callback(self, callback: Callable[[Transfer], None]) -> None:
+        call_back(callback, self)
+
+    def cancel(self) -> None:
+        """Too late, which is no error."""
+
+    @property
+    def path(self) -> str:
+        return self._prepared.path
+
+
+class Job(Transfer):
+    """A transfer that the pool's threads work on."""
+
+    __slots__ = ("_failure", "_job", "_lib", "_pool", "_prepared", "_result")
+
+    def __init__(self, pool: Pool, prepared: HostPrepared, job: Any) -> None:
+        self._pool = pool
+        self._lib = pool.lib
+        self._prepared = prepared
+        self._job = job
+        self._result: Any = None
+        self._failure: CacheError | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether every thread is done with it."""
+        return bool(self._lib.cfw_job_settled(self._job))
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Move bytes too, then sleep until the others are done."""
+        end = None if timeout is None else time.monotonic() + timeout
+        lib, job = self._lib, self._job
+        helping = timeout is None or timeout > 0
+        while not lib.cfw_job_settled(job):
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                return bool(lib.cfw_job_settled(job))
+            if helping:
+                # Moves bytes as long as there are any to take; afterwards only others' last pieces are waited for.
+                outcome = lib.cfw_job_help(job, HELP_BYTES)
+                helping = outcome == _MORE
+                if outcome:
+                    continue
+            slice_ns = _SLICE_NS if left is None else min(_SLICE_NS, int(left * 1e9))
+            lib.cfw_job_wait(job, max(slice_ns, 1))
+        return True
+
+    @property
+    def error(self) -> CacheError | None:
+        """What went wrong, with the piece at which it did."""
+        if self._result is None:
+            result = self._pool.ffi.new("cfw_result *")
+            if self._lib.cfw_job_result(self._job, result):
+                raise BusyError("the transfer is not settled yet; wait for it", transport=TRANSPORT)
+            self._result = result
+            if result.status:
+                self._failure = _error(self._prepared, result)
+        return self._failure
+
+    def add_done_callback(self, callback: Callable[[Transfer], None]) -> None:
+        """Called from the thread that tells of finished transfers, unless it is settled already."""
+        if self.settled:
+            call_back(callback, self)
+        else:
+            self._pool.watch(self, self._job, callback)
+
+    def cancel(self) -> None:
+        """Hand out no more of it."""
+        self._lib.cfw_job_cancel(self._job)
+
+    @property
+    def path(self) -> str:
+        """``shm``, ``cma``, or both."""
+        return self._prepared.path
+
+
+def _error(prepared: HostPrepared, result: Any) -> CacheError:
+    return transfer_error(result.status, prepared.item(result.part, result.item), prepared.pid)
+
+
+class Pool:
+    """The native threads of one open transport, and the thread that tells of finished transfers.
+
+    Args:
+        native: The native module.
+        workers: Threads besides the caller of `wait`; they start with the first large transfer.
+        cpus: Processors they keep to.
+    """
+
+    def __init__(self, native: Any, workers: int, cpus: Sequence[int]) -> None:
+        self.ffi, self.lib = native.ffi, native.lib
+        made = self.ffi.new("cfw_pool **")
+        status = self.lib.cfw_pool_create(workers, list(cpus) or self.ffi.NULL, len(cpus), made)
+        if status:
+            raise transfer_error(status, None, None)
+        self._pool = made[0]
+        self._lock = threading.Lock()
+        self._teller: threading.Thread | None = None
+        self._watched: dict[int, tuple[Transfer, Callable[[Transfer], None]]] = {}
+        self._tokens = 0
+
+    def prepare(
+        self, parts: Sequence[tuple[int, int, U64, U64, U64, NDArray[np.intp] | None]], path: str
+    ) -> HostPrepared:
+        """Turn parts into a native batch: (operation, pid, local, remote, length, positions in the caller's batch)."""
+        ffi = self.ffi
+        arrays = [
+            [ffi.from_buffer("uint64_t[]", array) for array in (local, remote, length)]
+            for _, _, local, remote, length, _ in parts
+        ]
+        table = ffi.new("cfw_part[]", len(parts))
+        for row, (operation, pid, local, *_), (own, other, sizes) in zip(table, parts, arrays, strict=True):
+            row.op, row.pid, row.count = operation, pid, len(local)
+            row.local, row.remote, row.length = own, other, sizes
+        made = ffi.new("cfw_batch **")
+        status = self.lib.cfw_batch_create(table, len(parts), made)
+        if status:
+            raise transfer_error(status, None, None)
+        batch = ffi.gc(made[0], self.lib.cfw_batch_destroy)
+        size = int(self.lib.cfw_batch_bytes(batch))
+        return HostPrepared(batch, arrays, [part[5] for part in parts], size, path, max(part[1] for part in parts))
+
+    def post(self, prepared: HostPrepared) -> Transfer:
+        """Move a small batch at once, or have the threads move it."""
+        if prepared._size <= INLINE_BYTES:
+            result = self.ffi.new("cfw_result *")
+            failed = self.lib.cfw_batch_run(prepared.batch, result)
+            return _Done(prepared, _error(prepared, result) if failed else None)
+        made = self.ffi.new("cfw_job **")
+        status = self.lib.cfw_job_post(self._pool, prepared.batch, made)
+        if status:
+            raise ClosedError("this transport is closed", operation="post", transport=TRANSPORT, status=-status)
+        return Job(self, prepared, self.ffi.gc(made[0], self.lib.cfw_job_release))
+
+    def watch(self, transfer: Transfer, job: Any, callback: Callable[[Transfer], None]) -> None:
+        """Have a callback called once a job is settled."""
+        with self._lock:
+            self._tokens += 1
+            token = self._tokens
+            self._watched[token] = transfer, callback
+            if self._teller is None:
+                self._teller = threading.Thread(target=self._tell, name="cachefw-host-done", daemon=True)
+                self._teller.start()
+        if self.lib.cfw_job_watch(job, token):
+            # The pool is gone, and with it every unfinished job.
+            del self._watched[token]
+            call_back(callback, transfer)
+
+    def _tell(self) -> None:
+        token = self.ffi.new("uint64_t *")
+        while self.lib.cfw_pool_next(self._pool, -1, token) == 0:
+            with self._lock:
+                transfer, callback = self._watched.pop(token[0])
+            call_back(callback, transfer)
+            del transfer, callback
+
+    def close(self) -> None:
+        """Finish what is queued and end the threads."""
+        self.lib.cfw_pool_destroy(self._pool)
+        if self._teller is not None and self._teller is not threading.current_thread():
+            self._teller.join()

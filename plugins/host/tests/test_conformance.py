@@ -1,0 +1,22 @@
+"""The conformance kit on the host transport, on its usual way and with cross-memory reads alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from cachefw.plugins import catalogue
+from cachefw.testing import TransportTests
+from cachefw.transport import TransportInfo
+
+
+class TestHostTransport(TransportTests):
+    @pytest.fixture
+    def transport_info(self) -> TransportInfo:
+        # Through the entry point, like every user: the package has two names.
+        return catalogue.get("host").info
+
+
+class TestCrossMemory(TestHostTransport):
+    @pytest.fixture
+    def transport_settings(self) -> dict[str, object]:
+        return {"paths": ["cma"]}
