@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from cachefw.version import VERSION
 
 if TYPE_CHECKING:
     from cachefw.cache import (
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         PluginError,
         RegistrationError,
         RequestError,
+        TransferCancelled,
         TransferTimeout,
         TransportUnavailable,
         UnsupportedOperation,
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from cachefw.registry import Memory
     from cachefw.rules import Finding, Limits, Outcome, Plan
     from cachefw.transport import Operation
+
+__version__ = VERSION
 
 # Where each public name lives. Loaded when first asked for: `import cachefw` costs next to nothing, and a program that
 # only looks at plugins never pays for links.
@@ -85,6 +88,7 @@ _HOMES = {
     "PreparedTransfer": "links.transfers",
     "RegistrationError": "errors",
     "RequestError": "errors",
+    "TransferCancelled": "errors",
     "TransferTimeout": "errors",
     "TransportUnavailable": "errors",
     "UnsupportedOperation": "errors",
@@ -129,6 +133,7 @@ __all__ = [  # noqa: RUF022 - kept beside the table above, which is sorted
     "PreparedTransfer",
     "RegistrationError",
     "RequestError",
+    "TransferCancelled",
     "TransferTimeout",
     "TransportUnavailable",
     "UnsupportedOperation",

@@ -23,6 +23,7 @@ __all__ = [
     "PluginError",
     "RegistrationError",
     "RequestError",
+    "TransferCancelled",
     "TransferTimeout",
     "TransportUnavailable",
     "UnsupportedOperation",
@@ -160,6 +161,15 @@ class TransferTimeout(CacheError, TimeoutError):
     def settled(self) -> bool:
         """True when no byte of the transfer can land any more; False keeps its buffers in use until it settles."""
         return bool(self.facts.get("settled", True))
+
+
+class TransferCancelled(CacheError):
+    """The transfer was cancelled before all of it had moved; which bytes moved is not known.
+
+    Not raised for a deadline that passed, which cancels nothing: that is `TransferTimeout`.
+    """
+
+    default_code = "cancelled"
 
 
 class UnsupportedOperation(CacheError, NotImplementedError):

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from cachefw import __version__, pulls
+from cachefw import pulls
 from cachefw.cache import BlocksCacheKey, Cache, CacheDesc, CacheKey, CacheKeyByIdAndIndex, as_int
 from cachefw.config import setting
 from cachefw.errors import (
@@ -24,6 +24,7 @@ from cachefw.registrar import Peers, Registrar
 from cachefw.registry import Memory, MemoryState, Registry, key_names
 from cachefw.rules import Limits, Plan
 from cachefw.transport import Capability, Transfer, Transport
+from cachefw.version import VERSION
 
 __all__ = ["CacheManager"]
 
@@ -411,7 +412,7 @@ class CacheManager:
     @property
     def software(self) -> str:
         """What links tell the other side about this one."""
-        return f"cachefw {__version__}"
+        return f"cachefw {VERSION}"
 
     def transport(self, name: str) -> Transport:
         """The open transport of that name."""

@@ -75,9 +75,9 @@ class MemoryRegion:
 
 
 class Allocation:
-    """Memory that a transport made; gives it back on `close`, or warns when it is forgotten.
+    """Memory that a transport made; given back on `close`, or with the last reference to it.
 
-    Arrays made from it (``np.asarray(allocation)``) keep it alive, so it cannot go away under them.
+    Arrays made from it (``np.asarray(allocation)``) and registrations of it are references.
 
     Thread safety: `close` may be called from any thread and any number of times.
     """

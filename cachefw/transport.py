@@ -205,7 +205,7 @@ class Transfer(abc.ABC):
 
     @abc.abstractmethod
     def add_done_callback(self, callback: Callable[[Transfer], None]) -> None:
-        """Have ``callback(self)`` called once it is settled: at once in this thread if it is, else later from another.
+        """Have ``callback(self)`` called once it is settled: at once in this thread if it is, else later from any.
 
         Raises:
             Nothing; what the callback raises goes to `sys.unraisablehook`.
@@ -214,7 +214,7 @@ class Transfer(abc.ABC):
         """
 
     def cancel(self) -> None:
-        """Drop what has not begun. It still has to settle; its error is then a `CacheError` of code "cancelled".
+        """Drop what has not begun. It still has to settle; its error is a `TransferCancelled` if anything was dropped.
 
         Raises:
             UnsupportedOperation: `Capability.CANCEL` is not offered.
@@ -287,6 +287,7 @@ class Channel(abc.ABC):
 
         Raises:
             BrokenError: The description is malformed, or the memory cannot be reached; other memory is not affected.
+            UnsupportedOperation: Bytes have moved already, and `Capability.LATE_REGISTRATION` is not offered.
 
         Thread safety: one thread at a time.
         """
@@ -386,6 +387,7 @@ class Transport(abc.ABC):
 
         Raises:
             CacheError: The runtime refused; its number is in `status`. Nothing of the region stays registered.
+            ClosedError: The transport is not open.
 
         Thread safety: any thread.
         """
@@ -427,13 +429,14 @@ class Transport(abc.ABC):
         Raises:
             BrokenError: The card is malformed, or the peer is gone.
             UnsupportedOperation: The peer is out of reach for this transport.
+            ClosedError: The transport is not open.
             TransferTimeout: It took longer than `timeout` seconds.
 
         Thread safety: any thread.
         """
 
     def identify(self, address: int, length: int) -> MemoryKind | None:
-        """What kind of memory a range is, as far as the runtime knows; None when it does not know.
+        """What kind of memory a range is, as far as the runtime knows; None when it does not, or nothing is there.
 
         Raises:
             UnsupportedOperation: `Capability.IDENTIFY` is not offered.
@@ -455,6 +458,7 @@ class Transport(abc.ABC):
 
         Raises:
             UnsupportedOperation: `Capability.ALLOCATE` is not offered, or not for this kind.
+            RequestError: An option is unknown.
             OutOfMemoryError: There is not enough; the text has the size and the limit.
 
         Thread safety: any thread.

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # Each row may import the rows above it, and nothing in its own row but itself.
 LAYERS = [
-    {"errors"},
+    {"errors", "version"},
     {"cache", "memory"},
     {"rules"},
     {"core_rules"},

@@ -103,6 +103,10 @@ def test_licence(folder: Path) -> None:
     assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
+def test_the_package_knows_the_version() -> None:
+    assert cachefw.__version__ == settings(ROOT)["project"]["version"]
+
+
 def test_changelog_knows_the_version() -> None:
     assert f"\n## {settings(ROOT)['project']['version']} " in (ROOT / "CHANGELOG.md").read_text()
 
