@@ -55,6 +55,8 @@ class Hub:
         self._on_change = on_change
         self._tasks: set[asyncio.Task[Any]] = set()
         self._arrivals: dict[bytes, list[asyncio.Future[Link]]] = {}
+        # Links whose tables are being exchanged.
+        self._forming: set[Link] = set()
 
     # ------------------------------------------------------------------ making and ending links
 
@@ -74,11 +76,8 @@ class Hub:
             BrokenError: The peer went away meanwhile.
         """
         link = Link(self, channel, transport, peer.cluster_id, peer.incarnation, wire.name, wire.writer)
-        old = self.links.get(peer.cluster_id)
-        if old is not None:
-            old.end(LinkState.BROKEN, "the peer was restarted")
-        # Filed before the snapshot is taken, so that what is published from now on reaches it as well.
-        self.links[peer.cluster_id] = link
+        # Filed before the snapshot is taken, so that what comes or goes from now on reaches it as well.
+        self._forming.add(link)
         try:
             memories = self.manager.published_memory(self.manager.memories)
             caches = self.manager.published_caches(self.manager.caches.values())
@@ -91,6 +90,12 @@ class Hub:
         except BaseException as error:
             link.end(LinkState.BROKEN, f"the handshake failed: {error}")
             raise
+        finally:
+            self._forming.discard(link)
+        old = self.links.get(peer.cluster_id)
+        if old is not None:
+            old.end(LinkState.BROKEN, "the peer was restarted")
+        self.links[peer.cluster_id] = link
         self._spawn(self._converse(link, wire))
         for waiter in self._arrivals.pop(peer.incarnation, ()):
             if not waiter.done():
@@ -98,14 +103,15 @@ class Hub:
         self._on_change(link)
         return link
 
-    async def arrival(self, incarnation: bytes) -> Link:
-        """The link that another handshake with the same peer makes, or has made."""
+    async def arrival(self, incarnation: bytes, timeout: float) -> Link | None:
+        """The link that another handshake with the same peer makes, or has made; None when it does not come in time."""
         link = self.known(incarnation)
         if link is not None:
             return link
         waiter: asyncio.Future[Link] = self.loop.create_future()
         self._arrivals.setdefault(incarnation, []).append(waiter)
-        return await waiter
+        await asyncio.wait([waiter], timeout=timeout)
+        return waiter.result() if waiter.done() else None
 
     async def _converse(self, link: Link, wire: Wire) -> None:
         try:
@@ -116,10 +122,10 @@ class Hub:
 
     def link_ended(self, link: Link) -> None:
         """Forget a link, and close its channel where that may block."""
+        self._spawn(asyncio.to_thread(link.channel.close))
         if self.links.get(link.cluster_id) is link:
             del self.links[link.cluster_id]
-        self._spawn(asyncio.to_thread(link.channel.close))
-        self._on_change(link)
+            self._on_change(link)
 
     async def unlink(self, link: Link, reason: str) -> None:
         """Close one link on purpose."""
@@ -129,7 +135,7 @@ class Hub:
 
     async def close(self, reason: str) -> None:
         """Close every link, and wait for what that leaves to do."""
-        for link in list(self.links.values()):
+        for link in self._everyone():
             await self.unlink(link, reason)
         mine = asyncio.current_task()
         pending = [task for task in self._tasks if task is not mine and not task.done()]
@@ -144,8 +150,11 @@ class Hub:
     # ------------------------------------------------------------------ the manager's peers, from any thread
 
     def linked(self) -> bool:
-        """Whether a link exists."""
-        return bool(self.links)
+        """Whether a link exists, or is being made."""
+        return bool(self.links or self._forming)
+
+    def _everyone(self) -> list[Link]:
+        return [*self.links.values(), *self._forming]
 
     def peer(self, cluster_id: int) -> Link:
         """The link to a cluster.
@@ -164,14 +173,14 @@ class Hub:
 
     def publish(self, memories: Sequence[Memory], caches: Sequence[Cache]) -> None:
         """Tell every peer of new memory and caches."""
-        if not self.links:
+        if not self.linked():
             return
         told = self.manager.published_memory(memories), self.manager.published_caches(caches)
         frames = list(messages.publications(*told))
         self.loop.call_soon_threadsafe(self._tell, frames)
 
     def _tell(self, frames: Sequence[messages.Publish]) -> None:
-        for link in self.links.values():
+        for link in self._everyone():
             for frame in frames:
                 link.send(frame)
 
@@ -183,11 +192,11 @@ class Hub:
         """
         memory_ids = [memory.memory_id for memory in memories if memory.remote_accessible]
         cache_ids = [cache.cache_id for cache in caches if cache.remote_accessible]
-        if self.links and (memory_ids or cache_ids):
+        if self.linked() and (memory_ids or cache_ids):
             asyncio.run_coroutine_threadsafe(self._withdraw(memory_ids, cache_ids), self.loop).result()
 
     async def _withdraw(self, memory_ids: list[int], cache_ids: list[int]) -> None:
-        asked = [link.ask(messages.Withdraw, memory_ids, cache_ids) for link in list(self.links.values())]
+        asked = [link.ask(messages.Withdraw, memory_ids, cache_ids) for link in self._everyone()]
         for outcome in await asyncio.gather(*asked, return_exceptions=True):
             # A peer that is gone holds nothing any more; one that is silent may.
             if isinstance(outcome, BaseException) and not isinstance(outcome, BrokenError):

@@ -176,10 +176,10 @@ async def read_preamble(reader: asyncio.StreamReader, peer: str) -> None:
     Raises:
         BrokenError: It is not cachefw, or another version.
     """
-    try:
-        magic, version, _ = _PREAMBLE.unpack(await reader.readexactly(_PREAMBLE.size))
-    except asyncio.IncompleteReadError as error:
-        raise _broken(f"{peer} closed the connection without a word ({len(error.partial)} bytes)", peer) from None
+    bytes_ = await _read(reader, peer, _PREAMBLE.size)
+    if not bytes_:
+        raise _broken(f"{peer} closed the connection without a word", peer)
+    magic, version, _ = _PREAMBLE.unpack(bytes_)
     if magic != _MAGIC:
         raise _broken(f"{peer} does not speak cachefw's protocol: it began with {magic!r}", peer)
     if version != PROTOCOL:
@@ -192,20 +192,35 @@ async def read_message(reader: asyncio.StreamReader, peer: str, limit: int) -> M
     Raises:
         BrokenError: A frame that is too long, cut off, or malformed.
     """
-    try:
-        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        if length > limit:
-            raise _broken(f"{peer} announced a frame of {length:,} bytes; at most {limit:,} are taken", peer)
-        body = await reader.readexactly(length)
-    except asyncio.IncompleteReadError as error:
-        if not error.partial and error.expected == _LENGTH.size:
-            return None
-        raise _broken(f"{peer} closed the connection in the middle of a frame", peer) from None
+    header = await _read(reader, peer, _LENGTH.size)
+    if not header:
+        return None
+    (length,) = _LENGTH.unpack(header)
+    if length > limit:
+        raise _broken(f"{peer} announced a frame of {length:,} bytes; at most {limit:,} are taken", peer)
+    body = await _read(reader, peer, length)
+    if len(body) < length:
+        raise _broken(f"{peer} closed the connection in the middle of a frame", peer)
     try:
         message: Message = _decoder.decode(body)
     except msgspec.MsgspecError as error:
         raise _broken(f"{peer} sent a malformed frame: {error}", peer) from None
     return message
+
+
+async def _read(reader: asyncio.StreamReader, peer: str, size: int) -> bytes:
+    """So many bytes, or b"" when the peer closed before the first."""
+    try:
+        return await reader.readexactly(size)
+    except asyncio.IncompleteReadError as error:
+        if error.partial:
+            raise _broken(f"{peer} closed the connection in the middle of a frame", peer) from None
+        return b""
+    except OSError as error:
+        text = f"the connection to {peer} was lost: {error.strerror or error}"
+        raise BrokenError(
+            text, code="link.lost", operation="link", peer=peer, status=error.errno, detail=error.strerror
+        ) from None
 
 
 def _broken(text: str, peer: str) -> BrokenError:

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Door", "Wire", "parse_address"]
 
-#: Refusals that mean: another handshake between the same two nodes makes the link.
+#: Refusals that mean: another handshake between the same two nodes makes the link, or has made it.
 _ELSEWHERE = ("link.already", "link.crossed")
+#: Seconds to wait for that link before dialling again: the peer may have meant one that was just closed here.
+_PATIENCE = 0.2
 
 
 @attrs.frozen
@@ -75,8 +77,11 @@ class Door:
         self.address: tuple[str, int] | None = None
         self._hub = hub
         self._server: asyncio.Server | None = None
-        # Dials that passed the exchange of names, by the peer's incarnation.
+        # The dials under way, by address: several calls for one peer share one.
+        self._dials: dict[tuple[str, int], asyncio.Task[Link]] = {}
+        # Handshakes that passed the exchange of names, by the peer's incarnation.
         self._dialling: set[bytes] = set()
+        self._answering: set[bytes] = set()
 
     async def listen(self, host: str, port: int) -> None:
         """Take links.
@@ -110,53 +115,63 @@ class Door:
             TransportUnavailable: No transport is shared.
         """
         name = f"{host}:{port}"
+        dial = self._dials.get((host, port))
+        if dial is None:
+            dial = self._dials[host, port] = asyncio.create_task(self._dial(host, port, name, timeout))
+            dial.add_done_callback(lambda _: self._dials.pop((host, port)))
         try:
-            return await asyncio.wait_for(self._dial(host, port, name, incarnation, timeout), timeout)
+            link = await asyncio.wait_for(asyncio.shield(dial), timeout)
         except asyncio.TimeoutError:
+            dial.cancel()
             raise TransferTimeout(
                 f"no link to {name} within {timeout:g} s: it did not answer",
                 code="link.timeout",
                 operation="link",
                 peer=name,
             ) from None
-
-    async def _dial(self, host: str, port: int, name: str, incarnation: bytes | None, timeout: float) -> Link:
-        try:
-            reader, writer = await asyncio.open_connection(host, port)
-        except OSError as error:
+        if incarnation is not None and link.incarnation != incarnation:
             raise BrokenError(
-                f"cannot reach {name}: {_words(error)}; is a node listening there?",
-                code="link.unreachable",
+                f"{name} was restarted since its card was made; get a new card",
+                code="link.restarted",
                 operation="link",
                 peer=name,
-                status=error.errno,
-                detail=_words(error),
-            ) from None
-        wire = Wire(reader, writer, name)
-        try:
-            return await self._introduce(wire, incarnation, timeout)
-        except CacheError as error:
-            writer.close()
-            if error.code in _ELSEWHERE:
-                return await self._hub.arrival(error.facts["by"])
-            raise
-        except BaseException:
-            writer.close()
-            raise
+            )
+        return link
 
-    async def _introduce(self, wire: Wire, incarnation: bytes | None, timeout: float) -> Link:
+    async def _dial(self, host: str, port: int, name: str, timeout: float) -> Link:
+        while True:
+            try:
+                reader, writer = await asyncio.open_connection(host, port)
+            except OSError as error:
+                raise BrokenError(
+                    f"cannot reach {name}: {_words(error)}; is a node listening there?",
+                    code="link.unreachable",
+                    operation="link",
+                    peer=name,
+                    status=error.errno,
+                    detail=_words(error),
+                ) from None
+            try:
+                return await self._introduce(Wire(reader, writer, name), timeout)
+            except CacheError as error:
+                writer.close()
+                if error.code not in _ELSEWHERE:
+                    raise
+                link = await self._hub.arrival(error.facts["by"], _PATIENCE)
+                if link is not None:
+                    return link
+            except BaseException:
+                writer.close()
+                raise
+
+    async def _introduce(self, wire: Wire, timeout: float) -> Link:
         hub = self._hub
         messages.write_preamble(wire.writer)
         wire.send(messages.Hello(hub.cluster_id, hub.incarnation, hub.manager.software, self._cards()))
         await messages.read_preamble(wire.reader, wire.name)
         peer = await wire.expect(messages.Accept)
-        if incarnation is not None and peer.incarnation != incarnation:
-            raise BrokenError(
-                f"{wire.name} was restarted since its card was made; get a new card",
-                code="link.restarted",
-                operation="link",
-                peer=wire.name,
-            )
+        if peer.incarnation in self._answering or hub.known(peer.incarnation) is not None:
+            raise BrokenError("the peer's dial makes the link", code="link.crossed", facts={"by": peer.incarnation})
         self._dialling.add(peer.incarnation)
         try:
             cards = dict(peer.transports)
@@ -192,6 +207,8 @@ class Door:
         self._check_peer(hello)
         wire.send(messages.Accept(hub.cluster_id, hub.incarnation, hub.manager.software, self._cards()))
         choice = await wire.expect(messages.Choose)
+        if hello.incarnation in self._answering:
+            raise BrokenError("the link is being made already", code="link.already")
         self._check_peer(hello)
         if hello.incarnation in self._dialling and hub.incarnation < hello.incarnation:
             # Both dialled each other: the dial of the lower incarnation wins, and both sides see the same.
@@ -200,8 +217,12 @@ class Door:
         if choice.transport not in cards or choice.transport not in hub.manager.transports:
             raise TransportUnavailable(f"transport {choice.transport!r} was not offered", code="transport.none_shared")
         transport = hub.manager.transport(choice.transport)
-        channel = await asyncio.to_thread(transport.connect, cards[choice.transport], hub.manager.link_timeout)
-        await hub.establish(wire, channel, choice.transport, hello)
+        self._answering.add(hello.incarnation)
+        try:
+            channel = await asyncio.to_thread(transport.connect, cards[choice.transport], hub.manager.link_timeout)
+            await hub.establish(wire, channel, choice.transport, hello)
+        finally:
+            self._answering.discard(hello.incarnation)
 
     def _check_peer(self, hello: messages.Hello) -> None:
         hub = self._hub
