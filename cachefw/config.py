@@ -50,7 +50,10 @@ def _flag(text: str) -> bool:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise ValueError("must have at least one name")
+    return names
 
 
 SETTINGS: dict[str, Setting] = {
@@ -65,6 +68,7 @@ SETTINGS: dict[str, Setting] = {
         ),
         Setting("timeout", "CACHEFW_TIMEOUT", 30.0, _seconds, "seconds a transfer may take when the call says nothing"),
         Setting("link_timeout", "CACHEFW_LINK_TIMEOUT", 5.0, _seconds, "seconds that linking and unlinking may take"),
+        Setting("debug", "CACHEFW_DEBUG", False, _flag, "1 shows the traceback behind an error of the command line"),
         Setting("strict", "CACHEFW_STRICT", False, _flag, "1 refuses what a rule could not check"),
     )
 }

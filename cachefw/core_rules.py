@@ -109,6 +109,16 @@ def _refuse(message: str, fix: str, builtin: type[Exception] = ValueError, **mor
     return Finding("", Outcome.REFUSED, message, fix=fix, builtin=builtin, **more)
 
 
+def _bytes(count: int) -> str:
+    return "1 byte" if count == 1 else f"{count:,} bytes"
+
+
+def _shown(value: object) -> str:
+    """A wrong argument as it was given, and not all of it when it is long."""
+    text = repr(value)
+    return f"{text if len(text) <= 100 else text[:97] + '...'} ({type(value).__name__})"
+
+
 def _hex(value: int) -> str:
     return hex(value) if value >= 0 else f"-{-value:#x}"
 
@@ -125,14 +135,6 @@ def address_list(addrs: Any) -> list[Any] | None:
 def _arguments(draft: Draft) -> Iterable[Finding]:
     wanted = [("cache_desc", draft.desc, isinstance(draft.desc, CacheDesc), "a CacheDesc")]
     wanted.append(("addrs", draft.addrs, address_list(draft.addrs) is not None, "a list of addresses"))
-    wanted.append(
-        (
-            "remote_accessible",
-            draft.remote_accessible,
-            draft.remote_accessible is None or isinstance(draft.remote_accessible, bool),
-            "True, False or None",
-        )
-    )
     if draft.blocks:
         ok = draft.keys is None or isinstance(draft.keys, BlocksCacheKey)
         wanted.append(("blocks_cache_key", draft.keys, ok, "a BlocksCacheKey or None"))
@@ -142,9 +144,16 @@ def _arguments(draft: Draft) -> Iterable[Finding]:
             wanted.append((f"cache_keys[{index}]", key, isinstance(key, CacheKey), "a CacheKey"))
     for name, value, ok, wish in wanted:
         if not ok:
-            found = "is None" if value is None else f"is {value!r} ({type(value).__name__})"
+            found = "is None" if value is None else f"is {_shown(value)}"
             builtin = AttributeError if value is None else TypeError
             yield _refuse(f"{name} {found}", f"give {wish}", builtin)
+    yield from _told(draft)
+
+
+def _told(draft: Draft) -> Iterable[Finding]:
+    told = draft.remote_accessible
+    if told is not None and not isinstance(told, bool):
+        yield _refuse(f"remote_accessible is {_shown(told)}", "give True, False or None", TypeError)
 
 
 def _count(draft: Draft) -> Iterable[Finding]:
@@ -166,7 +175,7 @@ def _address(draft: Draft) -> Iterable[Finding]:
         address = as_int(raw)
         if address is None:
             builtin = AttributeError if raw is None else TypeError
-            found = "None" if raw is None else f"{raw!r} ({type(raw).__name__})"
+            found = "None" if raw is None else _shown(raw)
             yield _refuse(
                 f"{draft.place(index)} is {found}",
                 "give the start address of the tensor as an int",
@@ -180,7 +189,7 @@ def _address(draft: Draft) -> Iterable[Finding]:
             )
         elif address + size > _TOP:
             yield _refuse(
-                f"{draft.place(index)} {address:#x} plus {size:,} bytes wraps past 2^64",
+                f"{draft.place(index)} {address:#x} plus {_bytes(size)} wraps past 2^64",
                 "check the address and the shape",
                 index=index,
                 address=address,
@@ -208,20 +217,35 @@ def _size(draft: Draft) -> Iterable[Finding]:
         )
 
 
+def _length(draft: Draft) -> Iterable[Finding]:
+    if draft.length is not None and draft.length < 1:
+        yield _refuse(
+            f"the region's length is {draft.length}",
+            "give at least 1 byte",
+            address=draft.given[0],
+            length=draft.length,
+        )
+
+
 def _unique(draft: Draft) -> Iterable[Finding]:
     for clash in draft.overlaps:
         new, old = clash.region, clash.holder.region
         same = new.address == old.address
         again = clash.holder_index
         other = f"{old} of {clash.holder.owner}" if again is None else draft.place(again)
-        if same and new.length == old.length:
+        if new == old and again is None and draft.remote_accessible and not clash.holder.remote_accessible:
+            text = (
+                f"{draft.place(clash.index)} {new} is to be reached by peers, and is {clash.holder.owner}, which is not"
+            )
+            fix = "register it with remote_accessible=True from the start"
+        elif same and new.length == old.length:
             text = f"{draft.place(clash.index)} {new.address:#x} is given already by {other}"
             fix = "give each address once; to let several caches share memory, register it once with register_memory"
         elif same:
             wider = "longer" if new.length > old.length else "shorter"
             text = (
                 f"{draft.place(clash.index)} {new} starts where {other} does and is "
-                f"{abs(new.length - old.length):,} bytes {wider}"
+                f"{_bytes(abs(new.length - old.length))} {wider}"
             )
             fix = (
                 "two users disagree about the size of one tensor: agree on it, or register the wider range once with "
@@ -229,9 +253,9 @@ def _unique(draft: Draft) -> Iterable[Finding]:
             )
         else:
             shared = min(new.end, old.end) - max(new.address, old.address)
-            text = f"{draft.place(clash.index)} {new} overlaps {other} by {shared:,} bytes"
+            text = f"{draft.place(clash.index)} {new} overlaps {other} by {_bytes(shared)}"
             if new.address >= old.address and new.end > old.end:
-                text += f"; it ends {new.end - old.end:,} bytes past that end"
+                text += f"; it ends {_bytes(new.end - old.end)} past that end"
             fix = "check the address and the shape; ranges may touch and not overlap"
         yield _refuse(
             text,
@@ -262,7 +286,7 @@ def _limit_addresses(draft: Draft) -> Iterable[Finding]:
                 "or unregister caches"
             )
         yield _refuse(
-            f"{new} more addresses after {held} ({by_call}) exceed the limit of {draft.limits.addresses}",
+            f"{held + new} addresses exceed the limit of {draft.limits.addresses}: {new} new, {held} held ({by_call})",
             fix,
             facts={"registered": held, "new": new, "limit": draft.limits.addresses, "joined": joined},
             source=draft.limits.source,
@@ -312,7 +336,7 @@ def _published(draft: Draft) -> bool:
 def published(told: bool | None, regions: Sequence[MemoryRegion], holders: Sequence[Holder]) -> bool:
     """Whether peers may reach memory: as told; else device memory yes, host memory no, and a view like its memory."""
     if told is not None:
-        return bool(told)
+        return told is True
     return all(r.kind is MemoryKind.DEVICE for r in regions) and all(h.remote_accessible for h in holders)
 
 
@@ -389,9 +413,13 @@ CACHE_RULES: tuple[Rule, ...] = (
     Rule("core.keys", "keys are unique, name one thing each, and fit the batch", _VENDOR, _keys),
 )
 
-#: For `register_memory`, whose region is checked for its own shape when it is made.
-MEMORY_RULES: tuple[Rule, ...] = tuple(
-    rule
-    for rule in CACHE_RULES
-    if rule.name in ("core.address", "core.unique", "core.limit.device_bytes", "core.limit.host_bytes", "core.order")
+#: For `register_memory`.
+MEMORY_RULES: tuple[Rule, ...] = (
+    Rule("core.arguments", "every argument has the right type", _OURS, _told),
+    Rule("core.size", "the region has at least 1 byte", _OURS, _length),
+    *(
+        rule
+        for rule in CACHE_RULES
+        if rule.name.removeprefix("core.") in ("address", "unique", "limit.device_bytes", "limit.host_bytes", "order")
+    ),
 )

@@ -47,7 +47,7 @@ def cachefw_transports() -> Iterable[TransportInfo]:  # type: ignore[empty-body]
 
 
 @hookspec
-def cachefw_validate_memory(request: Request) -> Iterable[Finding]:  # type: ignore[empty-body]
+def cachefw_validate_memory(request: Request, transport: Transport | None) -> Iterable[Finding]:  # type: ignore[empty-body]
     """Say what is wrong with memory before it is registered.
 
     When: in every `plan` and registration, once for each open transport of the plugin (``request.transport`` is its
@@ -55,6 +55,7 @@ def cachefw_validate_memory(request: Request) -> Iterable[Finding]:  # type: ign
 
     Args:
         request: The new regions.
+        transport: The open transport, for rules that ask its runtime; None for a policy and for a dry run without it.
 
     Returns:
         One or more findings for each rule the plugin has: OK, REFUSED or NOT_CHECKED. The core sets ``transport``.

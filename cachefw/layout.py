@@ -23,11 +23,15 @@ U64 = NDArray[np.uint64]
 
 @attrs.frozen(eq=False)
 class Pieces:
-    """Ranges to move, three uint64 arrays of equal size: item i is ``length[i]`` bytes."""
+    """Ranges to move, three uint64 arrays of equal size: item i is ``length[i]`` bytes.
+
+    Every `group` pieces in a row lie near each other on either side, and may be looked for as one.
+    """
 
     local: U64
     remote: U64
     length: U64
+    group: int = 1
 
 
 def _bad(text: str, builtin: type[Exception] = ValueError, **facts: Any) -> Exception:
@@ -96,9 +100,11 @@ def block_indices(blocks: Any, count: int, side: str, cache: object) -> NDArray[
 
 def once(blocks: NDArray[np.int64]) -> None:
     """Refuse a destination that is written twice: the last writer would win, and which that is would be chance."""
-    if len(np.unique(blocks)) != len(blocks):
-        values, counts = np.unique(blocks, return_counts=True)
-        twice = values[counts > 1]
+    # Not `np.unique`, whose first call imports for several milliseconds.
+    ordered = np.sort(blocks)
+    again = ordered[1:] == ordered[:-1]
+    if again.any():
+        twice = np.array(sorted(set(ordered[1:][again].tolist())))
         raise _bad(
             f"dst_blocks has block {twice[0]} more than once ({len(twice)} such blocks); each can be filled only once",
             blocks=twice[:100].tolist(),
@@ -122,6 +128,7 @@ def scatter(
         np.add.outer(np.array(local, np.uint64), local_offsets).ravel(),
         np.add.outer(np.array(remote, np.uint64), remote_offsets).ravel(),
         np.tile(length, len(local)),
+        len(length),
     )
 
 

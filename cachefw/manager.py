@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -19,9 +20,8 @@ from cachefw.errors import (
 )
 from cachefw.memory import Allocation, MemoryKind
 from cachefw.plugins import Hooks, Plugin, open_transports
-from cachefw.published import PublishedCache, PublishedMemory
 from cachefw.registrar import Peers, Registrar
-from cachefw.registry import Memory, MemoryState, Registry, key_names
+from cachefw.registry import Memory, Registry
 from cachefw.rules import Limits, Plan
 from cachefw.transport import Capability, Transfer, Transport
 from cachefw.version import VERSION
@@ -50,6 +50,9 @@ class CacheManager:
     Thread safety: every method may be called from any thread.
     """
 
+    # Until everything is set up there is nothing to close.
+    _closed = True
+
     def __init__(
         self,
         transports: Sequence[str] | None = None,
@@ -59,10 +62,12 @@ class CacheManager:
         plugins: Iterable[Any] = (),
         settings: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        self._closed = True
+        if isinstance(transports, str):
+            text = f"transports must be a list of names, not {transports!r}"
+            raise refusal(RequestError, {TypeError}, text, operation="CacheManager")
         names = tuple(setting("transports") if transports is None else transports)
-        opened = open_transports(names, settings)
-        self._setup(opened, limits or Limits(), setting("strict") if strict is None else strict, plugins)
+        strict = setting("strict") if strict is None else strict
+        self._setup(open_transports(names, settings), limits or Limits(), strict, plugins)
 
     def _setup(
         self, opened: Sequence[tuple[Plugin, Transport]], limits: Limits, strict: bool, plugins: Iterable[Any]
@@ -164,7 +169,7 @@ class CacheManager:
         """
         blocks = isinstance(keys, BlocksCacheKey) if blocks is None else blocks
         operation = "register_blocks_cache" if blocks else "register_cache"
-        if blocks and keys == ():
+        if blocks and isinstance(keys, tuple) and not keys:
             keys = None
         return self._registrar.plan(
             operation, cache_desc, addrs, keys, remote_accessible, blocks=blocks, profile=profile
@@ -260,6 +265,9 @@ class CacheManager:
             OutOfMemoryError: There is not enough.
         """
         self._check_open("allocate")
+        if not isinstance(kind, MemoryKind):
+            builtin: type[Exception] = TypeError if kind is not None else AttributeError
+            raise refusal(RequestError, {builtin}, f"kind must be a MemoryKind, not {kind!r}", operation="allocate")
         for name, value in (("size", size), ("alignment", alignment)):
             number = as_int(value)
             if number is None or number < 1:
@@ -433,37 +441,6 @@ class CacheManager:
         """Whether `close` was called."""
         return self._closed
 
-    def published_memory(self, memories: Iterable[Memory]) -> list[PublishedMemory]:
-        """What peers are told of memory."""
-        return [
-            PublishedMemory(
-                memory.memory_id,
-                memory.region.address,
-                memory.region.length,
-                memory.region.kind.value,
-                memory.region.access.value,
-                {name: self._transports[name].describe(held) for name, held in memory.registered.items()},
-            )
-            for memory in memories
-            if memory.remote_accessible and memory.state is MemoryState.LIVE
-        ]
-
-    @staticmethod
-    def published_caches(caches: Iterable[Cache]) -> list[PublishedCache]:
-        """What peers are told of caches."""
-        return [
-            PublishedCache(
-                cache.cache_id,
-                cache.is_blocks_cache,
-                cache.cache_desc.batch_size,
-                cache.cache_desc.stride,
-                cache.tensor_addrs,
-                tuple(key_names(cache)),
-            )
-            for cache in caches
-            if cache.remote_accessible
-        ]
-
     def report(self) -> str:
         """What is registered, a line each, with the place of its registration; "" when nothing is."""
         lines = [f"{cache}" for cache in self.caches.values()]
@@ -478,8 +455,11 @@ class CacheManager:
         _open_managers.discard(self)
         for memory, error in self._registrar.give_back_all():
             _log.warning("closing: %s could not be given back: %s", memory, error)
-        for transport in reversed(list(self._transports.values())):
-            transport.close()
+        for name, transport in reversed(list(self._transports.items())):
+            try:
+                transport.close()
+            except Exception:
+                _log.exception("closing: transport %r raised, which it must not", name)
 
     def close_all(self) -> None:
         """Close the node it belongs to, if it does, and with it this manager."""
@@ -488,6 +468,11 @@ class CacheManager:
     def _check_open(self, operation: str) -> None:
         if self._closed:
             raise ClosedError(f"{operation}: this CacheManager is closed", operation=operation)
+
+    def __del__(self) -> None:
+        if not self._closed:
+            self.close()
+            warnings.warn("a CacheManager was never closed", ResourceWarning, source=self, stacklevel=1)
 
     def __enter__(self) -> CacheManager:
         return self

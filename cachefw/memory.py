@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -47,9 +48,33 @@ class Access(enum.Flag):
     BOTH = READ | WRITE
 
 
+def _integer(region: object, attribute: attrs.Attribute[int], value: object) -> None:
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None:
+        raise _wrong_type(f"MemoryRegion: {attribute.name}", "an int", value)
+    object.__setattr__(region, attribute.name, number)
+
+
+def _member(region: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    wanted = Access if attribute.name == "access" else MemoryKind
+    if not isinstance(value, wanted):
+        raise _wrong_type(f"MemoryRegion: {attribute.name}", f"a member of {wanted.__name__}", value)
+
+
+def _wrong_type(name: str, wanted: str, value: object) -> Exception:
+    builtin = AttributeError if value is None else TypeError
+    text = f"{name} must be {wanted}, not {value!r} ({type(value).__name__})"
+    return refusal(RequestError, {builtin}, text, operation="register_memory")
+
+
 @attrs.frozen
 class MemoryRegion:
     """A range of memory in this process.
+
+    Types are checked when it is made; whether the numbers can be registered is for the rules to say.
 
     Attributes:
         address: First byte.
@@ -59,11 +84,11 @@ class MemoryRegion:
         device: Device number for `MemoryKind.DEVICE`, else -1.
     """
 
-    address: int
-    length: int
-    kind: MemoryKind = MemoryKind.HOST
-    access: Access = Access.BOTH
-    device: int = -1
+    address: int = attrs.field(validator=_integer)
+    length: int = attrs.field(validator=_integer)
+    kind: MemoryKind = attrs.field(default=MemoryKind.HOST, validator=_member)
+    access: Access = attrs.field(default=Access.BOTH, validator=_member)
+    device: int = attrs.field(default=-1, validator=_integer)
 
     @property
     def end(self) -> int:
@@ -158,6 +183,8 @@ def region_of(source: object, kind: MemoryKind | None = None) -> MemoryRegion:
         region = _tensor_region(source)
     else:
         region = _array_region(source)
+    if kind is not None and not isinstance(kind, MemoryKind):
+        raise _wrong_type("kind", "a member of MemoryKind or None", kind)
     if kind is not None and kind is not region.kind:
         # Pinned memory looks like ordinary memory to everyone but the runtime that made it.
         if region.kind is MemoryKind.HOST and kind is MemoryKind.PINNED:
@@ -221,6 +248,8 @@ def _array_region(source: Any) -> MemoryRegion:
                 operation="register_memory",
             ) from None
     _check_layout(name, array.shape, array.strides, array.itemsize)
+    if array.dtype.hasobject:
+        raise _bad(f"{name} holds Python objects, whose bytes mean nothing elsewhere")
     if not array.flags.writeable:
         raise _bad(f"{name} is read-only; transfers write into registered memory. Use a writable array")
     return MemoryRegion(int(array.__array_interface__["data"][0]), array.nbytes, MemoryKind.HOST)

@@ -33,7 +33,7 @@ class Planner:
     registry: Registry
     limits: Limits
     transports: Sequence[Transport]
-    validate: Callable[[Request], list[Finding]]
+    validate: Callable[[Request, Transport | None], list[Finding]]
     linked: Callable[[], bool]
 
     def cache_draft(
@@ -45,11 +45,9 @@ class Planner:
         draft.usable = [(i, a) for i, a in ((i, as_int(raw)) for i, raw in enumerate(draft.given)) if a and a > 0]
         desc = draft.sized
         if desc is not None:
-            draft.length = desc.size
+            draft.length = size = desc.size
             kind = MemoryKind.DEVICE if desc.placement is Placement.DEVICE else MemoryKind.HOST
-            self._place(
-                draft, [(i, MemoryRegion(a, desc.size, kind)) for i, a in draft.usable if a + desc.size <= 2**64]
-            )
+            self._place(draft, [(i, MemoryRegion(a, size, kind)) for i, a in draft.usable if a + size <= 2**64])
         draft.counts = self.registry.counts()
         draft.taken_keys = self.registry.names
         return draft
@@ -58,7 +56,7 @@ class Planner:
         """Read the arguments of a memory registration."""
         draft = self._draft("register_memory", None, None, None, remote_accessible, blocks=False)
         draft.given, draft.length = [region.address], region.length
-        if region.address > 0 and region.end <= 2**64:
+        if region.address > 0 and region.length > 0 and region.end <= 2**64:
             self._collide(draft, [(0, region)])
         return draft
 
@@ -115,11 +113,13 @@ class Planner:
         for transport in self.transports:
             mine = [item for item in sound if takes(self.transports, transport, item[1].kind)]
             if mine:
-                findings += self.validate(self._request(draft, transport.info.name, mine, profile))
-                findings += _kind_findings(transport, mine)
+                findings += self.validate(self._request(draft, transport.info.name, mine, profile), transport)
+                findings += _kind_findings(transport, mine, draft)
         if sound:
-            findings += self.validate(self._request(draft, None, sound, profile))
-        findings += self._takers(sound)
+            findings += self.validate(self._request(draft, None, sound, profile), None)
+        # Where a transport said itself that it does not take the memory, there is nothing to add.
+        if not any(finding.outcome is Outcome.REFUSED and finding.transport for finding in findings):
+            findings += self._takers(sound)
         return Plan(draft.operation, tuple(findings), tuple(region for _, region in draft.regions), len(draft.views))
 
     def _request(
@@ -172,7 +172,7 @@ def _kinds(transport: Transport) -> str:
     return " and ".join(sorted(str(kind) for kind in transport.info.kinds))
 
 
-def _kind_findings(transport: Transport, items: list[tuple[int, MemoryRegion]]) -> list[Finding]:
+def _kind_findings(transport: Transport, items: list[tuple[int, MemoryRegion]], draft: Draft) -> list[Finding]:
     """What the runtime knows of the memory against what the caller said."""
     if Capability.IDENTIFY not in transport.info.capabilities:
         return []
@@ -184,7 +184,7 @@ def _kind_findings(transport: Transport, items: list[tuple[int, MemoryRegion]]) 
                 Finding(
                     "core.kind",
                     Outcome.REFUSED,
-                    f"addrs[{index}] {region.address:#x} is declared {region.kind}, the runtime says {found}",
+                    f"{draft.place(index)} {region.address:#x} is declared {region.kind}, the runtime says {found}",
                     transport=transport.info.name,
                     index=index,
                     address=region.address,

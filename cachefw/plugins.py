@@ -116,28 +116,21 @@ class Catalogue:
             if plugin.state is PluginState.DISCOVERED:
                 _load(plugin)
         if plugin.state is PluginState.BROKEN:
-            raise PluginError(
-                f"{plugin} is broken: {plugin.reason}",
-                code="plugin.broken",
-                transport=name,
-                detail=plugin.trace or None,
-            )
+            raise _broken(plugin)
         return plugin
 
     def probe(self, name: str) -> Plugin:
-        """Load it, and find out whether its runtime is there; never raises for that, see `Plugin.state`."""
+        """Load it, and find out whether its runtime is there; never raises for that, see `Plugin.state`.
+
+        Raises:
+            TransportUnavailable: No such plugin.
+        """
         try:
             plugin = self.get(name)
-        except CacheError:
+            if plugin.info is not None:
+                _probe(plugin, _instance(plugin))
+        except PluginError:
             return self.plugins()[name]
-        if plugin.info is not None:
-            try:
-                reason = _instance(plugin).probe()
-            except Exception as error:
-                plugin.quarantine(f"probe() raised {error!r}", error)
-                return plugin
-            plugin.state = PluginState.UNAVAILABLE if reason else PluginState.AVAILABLE
-            plugin.reason = reason or ""
         return plugin
 
     def forget(self) -> None:
@@ -164,11 +157,13 @@ def _discover() -> dict[str, Plugin]:
         if not key or key in seen:
             continue
         seen.add(key)
-        found += [
-            Plugin(entry.name, name, dist.version, entry.value, entry)
-            for entry in dist.entry_points
-            if entry.group == GROUP
-        ]
+        try:
+            entries = [entry for entry in dist.entry_points if entry.group == GROUP]
+        except Exception as error:
+            text = f"the entry points of {name} cannot be read, so that it has no plugin: {error!r}"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+            continue
+        found += [Plugin(entry.name, name, dist.version, entry.value, entry) for entry in entries]
     plugins: dict[str, Plugin] = {}
     # An installed distribution goes before the copy that is embedded in the core's own.
     for plugin in sorted(found, key=lambda plugin: plugin.distribution == "cachefw"):
@@ -208,9 +203,11 @@ def adopt(module: Any, name: str) -> list[TransportInfo] | str:
         lone.check_pending()
     except pluggy.PluginValidationError as error:
         return _hook_fault(str(error), lone)
+    except Exception as error:
+        return f"its hooks cannot be read: {error!r}"
     try:
         offered = [info for infos in lone.hook.cachefw_transports() for info in infos]
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return f"cachefw_transports() raised {error!r}"
     for info in offered:
         if not isinstance(info, TransportInfo):
@@ -237,14 +234,31 @@ def _instance(plugin: Plugin) -> Transport:
         transport = plugin.info.factory()
     except Exception as error:
         plugin.quarantine(f"its factory raised {error!r}", error)
-        raise PluginError(
-            f"{plugin} is broken: {plugin.reason}", code="plugin.broken", transport=plugin.name
-        ) from error
+        raise _broken(plugin) from error
     if not isinstance(transport, Transport):
         plugin.quarantine(f"its factory made {transport!r}, not a Transport")
-        raise PluginError(f"{plugin} is broken: {plugin.reason}", code="plugin.broken", transport=plugin.name)
+        raise _broken(plugin)
     transport.info = plugin.info
     return transport
+
+
+def _probe(plugin: Plugin, transport: Transport) -> None:
+    try:
+        reason = transport.probe()
+    except Exception as error:
+        plugin.quarantine(f"probe() raised {error!r}", error)
+        raise _broken(plugin) from error
+    plugin.state = PluginState.UNAVAILABLE if reason else PluginState.AVAILABLE
+    plugin.reason = reason or ""
+
+
+def _broken(plugin: Plugin) -> PluginError:
+    return PluginError(
+        f"{plugin} is broken: {plugin.reason}",
+        code="plugin.broken",
+        transport=plugin.name,
+        detail=plugin.trace or None,
+    )
 
 
 def open_transports(
@@ -267,10 +281,17 @@ def open_transports(
             if plugin.info is None:
                 raise TransportUnavailable(f"{plugin} offers no transport", transport=name)
             transport = _instance(plugin)
-            reason = transport.probe()
-            if reason:
-                raise TransportUnavailable(f"transport {name!r} cannot be used here: {reason}", transport=name)
-            transport.open((settings or {}).get(name, {}))
+            _probe(plugin, transport)
+            if plugin.reason:
+                raise TransportUnavailable(f"transport {name!r} cannot be used here: {plugin.reason}", transport=name)
+            try:
+                transport.open((settings or {}).get(name, {}))
+            except CacheError:
+                raise
+            except Exception as error:
+                raise PluginError(
+                    f"{plugin} is broken: open() raised {error!r}", code="plugin.broken", transport=name
+                ) from error
             opened.append((plugin, transport))
     except BaseException:
         for _, transport in reversed(opened):
@@ -318,7 +339,10 @@ class Hooks:
             fault = adopt(plugin, name)
             if isinstance(fault, str):
                 raise PluginError(f"plugin {name!r}: {fault}", code="plugin.contract")
-            self._manager.register(plugin, f"{name} ({id(plugin):#x})")
+            if self._manager.is_registered(plugin):
+                raise PluginError(f"plugin {name!r} is given twice", code="plugin.contract")
+            taken = sum(other.partition("#")[0] == name for other, _ in self._manager.list_name_plugin())
+            self._manager.register(plugin, f"{name}#{taken + 1}" if taken else name)
         everyone = self._manager.list_name_plugin()
         for name, plugin in everyone:
             if plugin is None or not hasattr(plugin, "cachefw_validate_memory"):
@@ -327,12 +351,12 @@ class Hooks:
             caller = self._manager.subset_hook_caller("cachefw_validate_memory", others)
             self._validators.setdefault(name if name in transports else None, []).append((name, caller))
 
-    def validate(self, request: Request) -> list[Finding]:
+    def validate(self, request: Request, transport: Transport | None = None) -> list[Finding]:
         """What the plugins say to a request: the transport's own plugin, or every policy when it names none."""
         findings: list[Finding] = []
         for name, caller in self._validators.get(request.transport, ()):
             try:
-                results = [finding for result in caller(request=request) for finding in result]
+                results = [finding for result in caller(request=request, transport=transport) for finding in result]
             except Exception as error:
                 findings.append(_broken_validator(name, request, f"raised {error!r}"))
                 continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Any, Protocol
 
 import attrs
@@ -154,7 +154,7 @@ def block_pieces(
         lengths = np.full(len(to), stride, np.uint64)
     else:
         assert not isinstance(key, BlocksCacheKey)  # noqa: S101 - such a key only ever names a blocks cache
-        if src_blocks is None or len(src_blocks):
+        if not isinstance(src_blocks, Sized) or len(src_blocks):
             raise _bad(f"the peer's {source} is contiguous and has no blocks; leave src_blocks empty")
         short = len(to) * stride - source.stride
         if short >= stride:

@@ -177,9 +177,10 @@ class Registrar:
             with registry.lock:
                 version = registry.version
                 draft = self._planner.memory_draft(region, remote_accessible)
-                known = self._known(region, remote_accessible, adopt)
+                known = self._known(region, remote_accessible, adopt) if draft.regions else None
                 if known is not None:
                     known.users += 1
+                    known.owner = owner if known.owner is None else known.owner
                     return known
             self._refuse(self._planner.plan(draft))
             with registry.lock:
@@ -203,9 +204,16 @@ class Registrar:
         """The shared memory that a registration of `region` would be another user of."""
         for memory in self.registry.overlapping(region.address, region.end):
             held = memory.region
-            wide = adopt and held.address <= region.address and region.end <= held.end and held.kind is region.kind
+            wide = (
+                adopt
+                and held.address <= region.address
+                and region.end <= held.end
+                and (held.kind, held.device) == (region.kind, region.device)
+                and region.access in held.access
+            )
             if memory.shared and memory.state is MemoryState.LIVE and (held == region or wide):
-                if remote_accessible and not memory.remote_accessible:
+                # Other rights are another registration, and a byte has one.
+                if remote_accessible not in (None, memory.remote_accessible):
                     return None
                 return memory
         return None
@@ -286,9 +294,10 @@ class Registrar:
                     operation="unregister_cache",
                 )
             memories = self.registry.cache_memory[number]
-            going = [memory for memory in memories if memory.users == 1]
-            self._claim("unregister_cache", going)
-        self._let_go("unregister_cache", going, [cache])
+            # What an earlier call gave back before it failed is closed already.
+            going = [m for m in memories if m.users == 1 and m.state is not MemoryState.CLOSED]
+            before = self._claim("unregister_cache", going)
+        self._let_go("unregister_cache", before, [cache])
         with self.registry.lock:
             self.registry.remove_cache(number)
             self._drop_users(set(memories) - set(going))
@@ -301,9 +310,9 @@ class Registrar:
             text = f"give the Memory that register_memory returned, not {memory!r} ({type(memory).__name__})"
             raise refusal(RequestError, {builtin}, text, operation="unregister_memory")
         with self.registry.lock:
-            if memory.state is MemoryState.CLOSED or not memory.shared:
+            if not memory.shared or not self.registry.holds(memory):
                 raise ClosedError(
-                    f"{memory} is not registered by register_memory, or no longer", operation="unregister_memory"
+                    f"{memory} is not registered by register_memory here, or no longer", operation="unregister_memory"
                 )
             views = sum(memory in held for held in self.registry.cache_memory.values())
             if memory.users - views > 1:
@@ -315,31 +324,35 @@ class Registrar:
                     f"{memory} still holds caches {', '.join(map(str, ids))}; unregister them first",
                     operation="unregister_memory",
                 )
-            self._claim("unregister_memory", [memory])
-        self._let_go("unregister_memory", [memory], [])
+            before = self._claim("unregister_memory", [memory])
+        self._let_go("unregister_memory", before, [])
 
-    def _claim(self, operation: str, memories: Sequence[Memory]) -> None:
+    def _claim(self, operation: str, memories: Sequence[Memory]) -> dict[Memory, MemoryState]:
         leaving = [m for m in memories if m.state not in (MemoryState.LIVE, MemoryState.QUARANTINED)]
         if leaving:
             raise BusyError(f"{leaving[0]} is being {leaving[0].state.value} by another thread", operation=operation)
+        before = {memory: memory.state for memory in memories}
         self.registry.leave(memories)
+        return before
 
-    def _let_go(self, operation: str, memories: Sequence[Memory], caches: Sequence[Cache]) -> None:
-        """Take claimed memory away from transfers, peers and transports, or leave all as it was."""
+    def _let_go(self, operation: str, before: Mapping[Memory, MemoryState], caches: Sequence[Cache]) -> None:
+        """Take claimed memory away from transfers, peers and transports, or leave all as it was.
+
+        What a transport does not give back is quarantined: other transports may have let go of it, so no transfer may
+        use it any more, and only giving back is left.
+        """
+        memories = list(before)
         try:
             busy = self.peers.busy(memories)
             if busy:
                 raise BusyError(f"{operation}: {busy} uses this memory now; wait for it", operation=operation)
             self.peers.withdraw(memories, caches)
         except BaseException:
-            self.registry.go_live(memories)
+            self.registry.restore(before)
             raise
         errors = [error for memory in memories for error in self._give_back(memory)]
         for memory in memories:
-            if memory.registered:
-                self.registry.go_live([memory])
-            else:
-                self.registry.release(memory)
+            self.registry.release(memory, quarantined=bool(memory.registered))
         if errors:
             raise RegistrationError(
                 f"{operation}: {len(errors)} native registrations could not be given back and stay; call again: "

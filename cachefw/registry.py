@@ -10,7 +10,7 @@ import bisect
 import enum
 import itertools
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -82,8 +82,9 @@ class RangeTable:
     """
 
     def __init__(self, ranges: Iterable[tuple[int, int, int]]) -> None:
-        rows = sorted(ranges)
-        self.starts: NDArray[np.uint64] = np.array([row[0] for row in rows], np.uint64)
+        self._rows = rows = sorted(ranges)
+        self._firsts = [row[0] for row in rows]
+        self.starts: NDArray[np.uint64] = np.array(self._firsts, np.uint64)
         self.lengths: NDArray[np.uint64] = np.array([row[1] for row in rows], np.uint64)
         self.ids: NDArray[np.uint64] = np.array([row[2] for row in rows], np.uint64)
 
@@ -95,16 +96,30 @@ class RangeTable:
         """
         if not len(self.starts):
             return np.zeros(len(addresses), np.uint64), 0 if len(addresses) else -1
+        if len(addresses) == 1:
+            return self._find_one(int(addresses[0]), int(lengths[0]))
         row = np.searchsorted(self.starts, addresses, side="right")
         row -= 1
         # An address below the first start has row -1, wraps to the last range, and fails the test on its offset.
-        offset = addresses - self.starts[row]
+        # In place and let go early: a pull of many blocks has its peak of memory here.
+        offset = self.starts[row]
+        np.subtract(addresses, offset, out=offset)
         room = self.lengths[row]
         inside = offset < room
         room -= offset
+        del offset
         inside &= lengths <= room
+        del room
         first = -1 if inside.all() else int(np.argmin(inside))
         return self.ids[row], first
+
+    def _find_one(self, address: int, length: int) -> tuple[NDArray[np.uint64], int]:
+        """The same for one piece, where arrays take several times as long as numbers."""
+        row = bisect.bisect_right(self._firsts, address) - 1
+        start, size, _ = self._rows[row]
+        # Row -1 means the last range, which begins behind the address.
+        inside = start <= address and address + length <= start + size
+        return self.ids[row : row + 1 or None], -1 if inside else 0
 
 
 class Registry:
@@ -137,6 +152,11 @@ class Registry:
         """The memory of that id, which `table` gave."""
         return self._by_id[memory_id]
 
+    def holds(self, memory: Memory) -> bool:
+        """Whether it is this registry's, and not given back."""
+        with self.lock:
+            return self._by_id.get(memory.memory_id) is memory
+
     def counts(self) -> dict[str, int]:
         """Addresses registered, by register call."""
         with self.lock:
@@ -156,7 +176,9 @@ class Registry:
         first = bisect.bisect_right(self._starts, address) - 1
         if first >= 0 and self._memories[self._starts[first]].region.end > address:
             yield self._memories[self._starts[first]]
-        for start in itertools.islice(self._starts, first + 1, None):
+        # By position: a slice would copy the rest, and an iterator walk up to it, for every address of a plan.
+        for position in range(first + 1, len(self._starts)):
+            start = self._starts[position]
             if start >= end:
                 return
             yield self._memories[start]
@@ -213,10 +235,17 @@ class Registry:
             self.version += 1
 
     def leave(self, memories: Iterable[Memory]) -> None:
-        """Close memory to new transfers; `go_live` takes it back."""
+        """Close memory to new transfers; `restore` takes it back."""
         with self.lock:
             for memory in memories:
                 memory.state = MemoryState.LEAVING
+            self.version += 1
+
+    def restore(self, before: Mapping[Memory, MemoryState]) -> None:
+        """Put memory back in the state it had."""
+        with self.lock:
+            for memory, state in before.items():
+                memory.state = state
             self.version += 1
 
     def next_cache_id(self) -> int:

@@ -95,6 +95,10 @@ class Request:
     profile: str | None = None
     registered_bytes: int = 0
 
+    def place(self, index: int) -> str:
+        """What the caller calls the region at `index`, for messages."""
+        return "the region" if self.operation == "register_memory" else f"addrs[{index}]"
+
 
 @attrs.frozen
 class Rule:

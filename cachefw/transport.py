@@ -435,6 +435,17 @@ class Transport(abc.ABC):
         Thread safety: any thread.
         """
 
+    @property
+    def remark(self) -> str:
+        """What every report has to say beside this transport's name once it is probed: "SIMULATED", or "".
+
+        Raises:
+            Nothing.
+
+        Thread safety: any thread.
+        """
+        return ""
+
     def identify(self, address: int, length: int) -> MemoryKind | None:
         """What kind of memory a range is, as far as the runtime knows; None when it does not, or nothing is there.
 

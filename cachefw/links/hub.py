@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any
 
 from cachefw.cache import Cache
 from cachefw.errors import BrokenError, CacheError, NotFoundError
 from cachefw.links import messages
+from cachefw.links.aside import aside
 from cachefw.links.link import Link, LinkState
 from cachefw.links.transfers import LinkTransfer
 from cachefw.links.wire import Wire
 from cachefw.manager import CacheManager
-from cachefw.registry import Memory
+from cachefw.published import PublishedCache, PublishedMemory
+from cachefw.registry import Memory, MemoryState, key_names
 from cachefw.transport import Channel
 
 __all__ = ["Hub"]
@@ -79,9 +81,7 @@ class Hub:
         # Filed before the snapshot is taken, so that what comes or goes from now on reaches it as well.
         self._forming.add(link)
         try:
-            memories = self.manager.published_memory(self.manager.memories)
-            caches = self.manager.published_caches(self.manager.caches.values())
-            for publication in messages.publications(memories, caches):
+            for publication in self._publications(self.manager.memories, self.manager.caches.values()):
                 link.send(publication)
             link.send(messages.Ready())
             while not isinstance(message := await wire.receive(messages.LIMIT), messages.Ready):
@@ -122,7 +122,7 @@ class Hub:
 
     def link_ended(self, link: Link) -> None:
         """Forget a link, and close its channel where that may block."""
-        self._spawn(asyncio.to_thread(link.channel.close))
+        self._spawn(aside(link.channel.close))
         if self.links.get(link.cluster_id) is link:
             del self.links[link.cluster_id]
             self._on_change(link)
@@ -131,7 +131,7 @@ class Hub:
         """Close one link on purpose."""
         link.end(LinkState.CLOSED, "it was closed on this side", goodbye=reason)
         # The channel is closed once, in a thread of its own; closing again only waits for that.
-        await asyncio.to_thread(link.channel.close)
+        await aside(link.channel.close)
 
     async def close(self, reason: str) -> None:
         """Close every link, and wait for what that leaves to do."""
@@ -175,9 +175,36 @@ class Hub:
         """Tell every peer of new memory and caches."""
         if not self.linked():
             return
-        told = self.manager.published_memory(memories), self.manager.published_caches(caches)
-        frames = list(messages.publications(*told))
+        frames = list(self._publications(memories, caches))
         self.loop.call_soon_threadsafe(self._tell, frames)
+
+    def _publications(self, memories: Iterable[Memory], caches: Iterable[Cache]) -> Iterator[messages.Publish]:
+        return messages.publications(
+            [
+                PublishedMemory(
+                    memory.memory_id,
+                    memory.region.address,
+                    memory.region.length,
+                    memory.region.kind.value,
+                    memory.region.access.value,
+                    {name: self.manager.transport(name).describe(held) for name, held in memory.registered.items()},
+                )
+                for memory in memories
+                if memory.remote_accessible and memory.state is MemoryState.LIVE
+            ],
+            [
+                PublishedCache(
+                    cache.cache_id,
+                    cache.is_blocks_cache,
+                    cache.cache_desc.batch_size,
+                    cache.cache_desc.stride,
+                    cache.tensor_addrs,
+                    tuple(key_names(cache)),
+                )
+                for cache in caches
+                if cache.remote_accessible
+            ],
+        )
 
     def _tell(self, frames: Sequence[messages.Publish]) -> None:
         for link in self._everyone():

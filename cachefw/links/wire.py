@@ -11,6 +11,7 @@ import attrs
 
 from cachefw.errors import BrokenError, CacheError, RequestError, TransferTimeout, TransportUnavailable, refusal
 from cachefw.links import messages
+from cachefw.links.aside import aside
 from cachefw.links.link import Link
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ class Door:
                 text = f"the two nodes share no transport: here {ours}, at {wire.name} {theirs}"
                 raise TransportUnavailable(text, code="transport.none_shared", operation="link", peer=wire.name)
             transport = hub.manager.transport(shared[0])
-            channel = await asyncio.to_thread(transport.connect, cards[shared[0]], timeout)
+            channel = await aside(transport.connect, cards[shared[0]], timeout)
             wire.send(messages.Choose(shared[0]))
             return await hub.establish(wire, channel, shared[0], peer)
         finally:
@@ -219,7 +220,7 @@ class Door:
         transport = hub.manager.transport(choice.transport)
         self._answering.add(hello.incarnation)
         try:
-            channel = await asyncio.to_thread(transport.connect, cards[choice.transport], hub.manager.link_timeout)
+            channel = await aside(transport.connect, cards[choice.transport], hub.manager.link_timeout)
             await hub.establish(wire, channel, choice.transport, hello)
         finally:
             self._answering.discard(hello.incarnation)
