@@ -1,0 +1,242 @@
+"""``cachefw demo``: two processes hand over a KV cache; this one starts them, listens, and draws."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+
+from cachefw.cli import reports
+from cachefw.cli.children import Child, DemoError, Family
+from cachefw.cli.models import MODELS, Model
+from cachefw.cli.pattern import Places
+from cachefw.config import setting
+from cachefw.errors import OutOfMemoryError, TransportUnavailable, UnsupportedOperation
+from cachefw.memory import MemoryKind
+from cachefw.plugins import catalogue
+from cachefw.transport import Capability
+
+__all__ = ["Outcome", "demo", "hand_over", "memory_available"]
+
+Listener = Callable[[Child, reports.Report], None]
+
+
+@attrs.frozen
+class Outcome:
+    """What the demo found, ready to show."""
+
+    task: reports.Task
+    model: Model
+    blocks: int
+    nbytes: int
+    result: reports.Result
+
+    @property
+    def verified(self) -> bool:
+        """Whether every block was as it had to be."""
+        return self.result.wrong == 0
+
+    def mismatch(self) -> DemoError:
+        """The error that says which blocks were wrong."""
+        result = self.result
+        lines = [f"{result.wrong:,} of {result.checked + result.spared:,} blocks are not as they have to be:"]
+        lines += [f"  {example}" for example in result.examples]
+        if result.wrong > len(result.examples):
+            lines.append(f"  and {result.wrong - len(result.examples):,} more")
+        return DemoError("\n".join(lines), code="demo.mismatch")
+
+    def facts(self) -> dict[str, Any]:
+        """The object that ``--json`` prints. ``seconds`` and ``gb_per_s`` are those of the warm pull."""
+        result, nbytes = self.result, self.nbytes
+        return {
+            "transport": self.task.transport,
+            "path": result.path,
+            "model": self.model.name,
+            "tokens": self.task.tokens,
+            "bytes": nbytes,
+            "blocks": self.blocks,
+            "tensors": self.model.tensors,
+            "seconds": result.warm_seconds,
+            "gb_per_s": nbytes / result.warm_seconds / 1e9,
+            "cold_seconds": result.cold_seconds,
+            "cold_gb_per_s": nbytes / result.cold_seconds / 1e9,
+            "memcpy_gb_per_s": nbytes / result.memcpy_seconds / 1e9,
+            "share_of_memcpy": result.memcpy_seconds / result.warm_seconds,
+            "verified": self.verified,
+            "checked_blocks": result.checked,
+            "untouched_blocks": result.spared,
+            "wrong_blocks": result.wrong,
+            "examples": result.examples,
+        }
+
+
+def _model(ctx: click.Context, param: click.Parameter, value: str) -> Model:
+    if value in MODELS:
+        return MODELS[value]
+    near = difflib.get_close_matches(value.lower(), MODELS, cutoff=0.4)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise click.BadParameter(f"no model {value!r}; {hint}there are {', '.join(MODELS)}", ctx, param)
+
+
+@click.command()
+@click.option(
+    "--model",
+    callback=_model,
+    metavar="[" + "|".join(MODELS) + "]",
+    default="llama-3.1-8b",
+    show_default=True,
+    help="Whose KV cache.",
+)
+@click.option("--tokens", type=int, default=4096, show_default=True, help="Tokens to hand over, in whole blocks.")
+@click.option("--transport", help="Name of the transport; default: the first of CACHEFW_TRANSPORTS, else the built-in.")
+@click.option(
+    "--path",
+    type=click.Choice(["shm", "cma"]),
+    help="Way of the bytes, for a transport that has these two: shm for memory that it allocates, cma for ordinary "
+    "memory. Default: memory that the transport allocates, where it does.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the contents and of the scattering.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, 1e6, min_open=True),
+    default=120.0,
+    show_default=True,
+    help="Seconds for everything.",
+)
+@click.option("--corrupt", is_flag=True, help="Flip one bit on the prefill side, to see the check fail.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def demo(
+    model: Model,
+    tokens: int,
+    transport: str | None,
+    path: str | None,
+    seed: int,
+    timeout: float,
+    corrupt: bool,
+    as_json: bool,
+) -> None:
+    """Hand a KV cache from one process to another, and check every byte.
+
+    A prefill process fills a paged cache of a real model's shape, a decode process pulls its blocks: once into memory
+    never touched (cold), once more (warm). Only the pulls are timed, in GB of 10^9 bytes, and compared with a plain
+    copy of as many bytes. The exit code is 1 if a byte differs.
+    """
+    if tokens < model.block_tokens:
+        raise click.BadParameter(
+            f"{tokens} is less than one block of {model.name}, which holds {model.block_tokens} tokens",
+            param_hint="'--tokens'",
+        )
+    task = reports.Task(
+        model=model.name,
+        tokens=tokens,
+        seed=seed,
+        transport=transport if transport is not None else _default_transport(),
+        path=path,
+        timeout=timeout,
+        corrupt=corrupt,
+    )
+    from cachefw.cli.drawing import progress, show
+
+    with progress(model.nbytes(tokens)) as draw:
+        outcome = hand_over(task, draw)
+    if as_json:
+        click.echo(json.dumps(outcome.facts()))
+    else:
+        show(outcome.facts())
+    if not outcome.verified:
+        raise outcome.mismatch()
+
+
+def hand_over(task: reports.Task, listener: Listener) -> Outcome:
+    """Run the two processes.
+
+    Args:
+        task: What they are to do.
+        listener: Gets every report, and who sent it.
+
+    Raises:
+        OutOfMemoryError: There is not enough for it here; nothing was started.
+        TransportUnavailable: No such transport.
+        UnsupportedOperation: The transport cannot do what the demo needs.
+        DemoError: A child failed, died or hung.
+    """
+    model = MODELS[task.model]
+    _check_transport(task.transport)
+    _check_memory(model, task.tokens)
+    result = None
+    with Family(task.timeout) as family:
+        prefill = family.start("prefill", "cachefw.cli.prefill", task)
+        decode = family.start("decode", "cachefw.cli.decode", task)
+        for child, report in family.listen(prefill, decode):
+            listener(child, report)
+            if isinstance(report, reports.Card):
+                decode.tell(report.card)
+            elif isinstance(report, reports.Result):
+                result = report
+        prefill.finish()
+    if result is None:
+        raise DemoError("the decode process ended without a result", code="demo.child")
+    return Outcome(task, model, model.blocks_for(task.tokens), model.nbytes(task.tokens), result)
+
+
+def _default_transport() -> str:
+    names: tuple[str, ...] = setting("transports")
+    if not names:
+        raise TransportUnavailable("the setting CACHEFW_TRANSPORTS names no transport; give --transport")
+    return names[0]
+
+
+def _check_transport(name: str) -> None:
+    plugin = catalogue.get(name)
+    info = plugin.info
+    if info is None:
+        raise TransportUnavailable(f"{plugin} offers no transport", transport=name)
+    if Capability.READ not in info.capabilities or MemoryKind.HOST not in info.kinds:
+        kinds = ", ".join(sorted(str(kind) for kind in info.kinds))
+        verb = "reads" if Capability.READ in info.capabilities else "does not read"
+        raise UnsupportedOperation(
+            f"transport {name!r} {verb} {kinds} of peers; the demo needs one that reads host memory",
+            operation="demo",
+            transport=name,
+        )
+
+
+def _check_memory(model: Model, tokens: int) -> None:
+    sides = [desc.size * desc.num_tensors for desc in Places.descs(model, tokens)]
+    # The decode side gives its cache back before it measures memcpy. 150 MB are two interpreters.
+    needed = sides[0] + max(sides[1], 2 * model.nbytes(tokens)) + 150_000_000
+    available = memory_available()
+    if available is not None and needed > available:
+        raise OutOfMemoryError(
+            f"this needs {needed / 1e9:.2f} GB of memory ({sides[0] / 1e9:.2f} GB on the prefill side, the rest on the "
+            f"decode side), and {available / 1e9:.2f} GB are available; give fewer --tokens or a smaller --model",
+            operation="demo",
+            facts={"needed": needed, "available": available},
+        )
+
+
+def memory_available() -> int | None:
+    """Bytes that can still be used here, by the host's and the container's account; None when neither is known."""
+    known = []
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                known.append(int(line.split()[1]) * 1024)
+    except OSError:
+        # Another system, or /proc is not mounted: the container's account may still be there.
+        known = []
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        if limit != "max":
+            used = int((group / "memory.current").read_text())
+            statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            known.append(max(0, int(limit) - used + int(statistics["inactive_file"])))
+    except (OSError, KeyError, ValueError):
+        return min(known, default=None)
+    return min(known, default=None)

@@ -1,0 +1,139 @@
+"""The documentation is true: its code runs and prints what it says, and its tables are those of the code."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+
+from cachefw import hookspecs
+from cachefw.config import DEFAULT_TRANSPORT
+from cachefw.core_rules import CACHE_RULES, MEMORY_RULES
+from cachefw.plugins import catalogue
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+HOOKS = [name for name in vars(hookspecs) if name.startswith("cachefw_")]
+SECONDS = 60
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+@attrs.frozen
+class Code:
+    """A python block of a page, and the text block that follows it at once, which is what it prints."""
+
+    text: str
+    printed: str | None
+
+    @property
+    def file(self) -> str | None:
+        """The name that its first line gives it: a program of its own."""
+        named = re.match(r"# (\w+\.py)\n", self.text)
+        return named[1] if named else None
+
+
+def blocks(page: Path) -> Iterator[Code]:
+    pattern = r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?"
+    for match in re.finditer(pattern, page.read_text(), re.DOTALL | re.MULTILINE):
+        yield Code(match[1], match[2])
+
+
+WITH_CODE = [page for page in PAGES if any(code.file is None for code in blocks(page))]
+
+
+def plain(text: str) -> str:
+    """Without what differs between two runs."""
+    return re.sub(r"0x[0-9a-f]+", "0x...", text)
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
+def test_code_runs_and_prints_what_the_page_says(page: Path, tmp_path: Path) -> None:
+    snippets = [code for code in blocks(page) if code.file is None]
+    mark = "-- next block --"
+    script = tmp_path / "page.py"
+    script.write_text(f"\nprint({mark!r})\n".join(code.text for code in snippets))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    for code, printed in zip(snippets, done.stdout.split(mark + "\n"), strict=True):
+        if code.printed is not None:
+            assert plain(printed) == plain(code.printed)
+
+
+def test_the_two_processes_of_the_quick_start(tmp_path: Path) -> None:
+    page = (DOCS / "quickstart.md").read_text()
+    programs = {code.file: code.text for code in blocks(DOCS / "quickstart.md") if code.file}
+    assert sorted(programs) == ["decode.py", "prefill.py"]
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text)
+    prefill = subprocess.Popen(
+        [sys.executable, "prefill.py"], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with prefill:
+        try:
+            assert prefill.stdout is not None
+            card = prefill.stdout.readline().strip()
+            decode = subprocess.run(
+                [sys.executable, "decode.py", card],
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
+                check=False,
+            )
+            assert (decode.returncode, decode.stderr) == (0, "")
+            assert f"```text\n{decode.stdout}```" in page
+            prefill.communicate("\n", timeout=SECONDS)
+        except BaseException:
+            prefill.kill()
+            raise
+    assert prefill.returncode == 0
+
+
+def test_the_readme_example_is_short() -> None:
+    text = (ROOT / "README.md").read_text()
+    (example,) = re.findall(r"<!-- example -->\n```python\n(.*?)```\n<!-- /example -->", text, re.DOTALL)
+    assert len(example.splitlines()) <= 15
+
+
+@each_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_rule_has_its_row() -> None:
+    plugin = catalogue.get(DEFAULT_TRANSPORT).module
+    rules = (*CACHE_RULES, *MEMORY_RULES, *importlib.import_module(f"{plugin.__name__}.rules").RULES)
+    rows = re.findall(r"^\| `([\w.]+)` \| (.+) \| (.+) \|$", (DOCS / "rules.md").read_text(), re.MULTILINE)
+    assert rows == [(rule.name, rule.summary, rule.source) for rule in rules]
+
+
+def test_every_hook_has_its_heading() -> None:
+    headings = re.findall(r"^## `(\w+)\((.*)\)`$", (DOCS / "hooks.md").read_text(), re.MULTILINE)
+    signatures = [(name, ", ".join(inspect.signature(getattr(hookspecs, name)).parameters)) for name in HOOKS]
+    assert headings == signatures
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_examples_of_the_hooks_run(name: str) -> None:
+    (found,) = doctest.DocTestFinder(recurse=False).find(getattr(hookspecs, name), name, module=hookspecs)
+    assert found.examples
+    assert doctest.DocTestRunner().run(found).failed == 0
