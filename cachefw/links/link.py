@@ -86,11 +86,13 @@ class Link:
         self.state = LinkState.UP
         self.reason = ""
         self.channel = channel
+        #: `Channel.post`, looked up once: a small transfer takes less than a microsecond in all.
+        self.start = channel.post
         self.registry = owner.registry
         #: Changes whenever the peer's table or the state does. Read without a lock on the transfer path.
         self.version = 0
-        #: Transfers that have not settled, by token. Single operations on it are atomic.
-        self.inflight: dict[int, PreparedTransfer] = {}
+        #: Transfers that have not settled. Single operations on it are atomic.
+        self.inflight: dict[LinkTransfer, PreparedTransfer] = {}
         self._owner = owner
         self._writer = writer
         self._lock = threading.Lock()
@@ -279,15 +281,15 @@ class Link:
 
     # ------------------------------------------------------------------ transfers under way
 
-    def left(self, token: int) -> None:
+    def left(self, transfer: LinkTransfer) -> None:
         """A transfer has settled, or was never started."""
-        self.inflight.pop(token, None)
+        self.inflight.pop(transfer, None)
         if self._draining:
             self._owner.loop.call_soon_threadsafe(self._drain)
 
-    def finished(self, token: int, transfer: LinkTransfer, notify: bytes | None) -> None:
+    def finished(self, transfer: LinkTransfer, notify: bytes | None) -> None:
         """A transfer that nobody waits for has settled."""
-        self.left(token)
+        self.left(transfer)
         if notify is not None and transfer.error is None and self.state is LinkState.UP:
             self._post_message(messages.Notify(bytes(notify)))
         self._owner.transfer_finished(transfer)

@@ -72,11 +72,12 @@ class Accept(_Message):
 
 
 class Refuse(_Message):
-    """Why no link is made: a stable code, words, and the incarnation of who refuses."""
+    """Why no link is made: a stable code, words, the incarnation of who refuses, and a runtime's number, if any."""
 
     code: str
     text: str
     by: bytes
+    status: int | None = None
 
 
 class Choose(_Message):

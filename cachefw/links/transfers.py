@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LinkTransfer", "PreparedTransfer"]
 
-_tokens = itertools.count()
-
 
 class LinkTransfer(Transfer):
     """A transfer over a link, posted.
@@ -27,9 +24,9 @@ class LinkTransfer(Transfer):
 
     __slots__ = ("_native", "prepared")
 
-    def __init__(self, prepared: PreparedTransfer, native: Transfer) -> None:
+    def __init__(self, prepared: PreparedTransfer) -> None:
         self.prepared = prepared
-        self._native = native
+        self._native: Transfer
 
     @property
     def settled(self) -> bool:
@@ -155,37 +152,42 @@ class PreparedTransfer:
             TransferTimeout: It is not settled; its memory stays in use until it is.
         """
         link = self._link
-        token = next(_tokens)
+        transfer = LinkTransfer(self)
         # Entered before the check below, and looked at after memory was marked as leaving: one side sees the other.
-        link.inflight[token] = self
+        link.inflight[transfer] = self
         try:
             if self._registry_version != link.registry.version or self._link_version != link.version:
                 self._check_again()
             if notify is not None:
                 link.check_notification(notify)
-            native = link.channel.post(self._native)
+            transfer._native = native = link.start(self._native)
         except BaseException:
-            link.left(token)
+            link.left(transfer)
             raise
-        transfer = LinkTransfer(self, native)
         if not wait:
-            native.add_done_callback(lambda _: link.finished(token, transfer, notify))
+            native.add_done_callback(lambda _: link.finished(transfer, notify))
             return transfer
-        try:
-            settled = native.settled or native.wait(_deadline(timeout))
-        except BaseException:
-            native.add_done_callback(lambda _: link.left(token))
-            raise
-        if not settled:
-            native.add_done_callback(lambda _: link.left(token))
-            raise self.late(_deadline(timeout))
-        link.left(token)
+        if not native.settled:
+            self._wait(transfer, timeout)
+        link.left(transfer)
         error = native.error
         if error is not None:
             raise self.named(error)
         if notify is not None:
             link.notify(notify)
         return transfer
+
+    def _wait(self, transfer: LinkTransfer, timeout: float | None) -> None:
+        link, native = self._link, transfer._native
+        try:
+            limit = _deadline(timeout)
+            settled = native.wait(limit)
+        except BaseException:
+            native.add_done_callback(lambda _: link.left(transfer))
+            raise
+        if not settled:
+            native.add_done_callback(lambda _: link.left(transfer))
+            raise self.late(limit)
 
     @property
     def what(self) -> str:

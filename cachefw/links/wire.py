@@ -51,7 +51,14 @@ class Wire:
         if isinstance(message, messages.Refuse):
             cls = TransportUnavailable if message.code.startswith("transport.") else BrokenError
             text = f"{self.name} refused the link: {message.text}"
-            raise cls(text, code=message.code, operation="link", peer=self.name, facts={"by": message.by})
+            raise cls(
+                text,
+                code=message.code,
+                operation="link",
+                peer=self.name,
+                status=message.status,
+                facts={"by": message.by},
+            )
         return message
 
     async def expect(self, kind: type[Any]) -> Any:
@@ -195,9 +202,14 @@ class Door:
             await asyncio.wait_for(self._answer(wire), self._hub.manager.link_timeout)
         except (CacheError, asyncio.TimeoutError, OSError) as error:
             # The dialler gets the reason if it still listens; this side has nobody to raise to.
-            code = error.code if isinstance(error, CacheError) else "link.timeout"
-            with contextlib.suppress(OSError):
-                wire.send(messages.Refuse(code, str(error) or "the handshake took too long", self._hub.incarnation))
+            known = error if isinstance(error, CacheError) else None
+            code, status = (known.code, known.status) if known else ("link.timeout", None)
+            text = str(error) or "the handshake took too long"
+            with contextlib.suppress(OSError, asyncio.TimeoutError):
+                wire.send(messages.Refuse(code, text, self._hub.incarnation, status))
+                # Closing with unread bytes would reset the connection, and the reason would be lost with it.
+                writer.write_eof()
+                await asyncio.wait_for(_read_out(reader), _PATIENCE)
             writer.close()
 
     async def _answer(self, wire: Wire) -> None:
@@ -238,6 +250,11 @@ class Door:
     def _cards(self) -> list[tuple[str, bytes]]:
         manager = self._hub.manager
         return [(name, manager.transport(name).card()) for name in manager.transports]
+
+
+async def _read_out(reader: asyncio.StreamReader) -> None:
+    while await reader.read(messages.HANDSHAKE_LIMIT):
+        pass
 
 
 def _words(error: OSError) -> str:

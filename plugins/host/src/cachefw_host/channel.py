@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from typing import Any
 
 import msgspec
@@ -14,13 +15,16 @@ from cachefw.errors import BrokenError, ClosedError
 from cachefw.memory import MemoryRegion
 from cachefw.transport import Batch, Channel, Operation, Prepared, Transfer
 
-from .pool import HostPrepared, Job, Pool
+from .pool import HostPrepared, Pool
 from .segments import fetch
 from .status import TRANSPORT, cma_advice, transfer_error
 
 __all__ = ["Card", "Description", "HostChannel"]
 
 U64 = NDArray[np.uint64]
+
+#: Seconds that closing waits for posts under way, which take microseconds.
+_PATIENCE = 1.0
 
 
 class Card(msgspec.Struct, frozen=True, array_like=True):
@@ -82,6 +86,8 @@ class HostChannel(Channel):
         self._lock = threading.Lock()
         self._closed = False
         self._running: set[Transfer] = set()
+        # As many items as threads are inside `post`; appending and popping are atomic.
+        self._posting: list[HostPrepared] = []
         self._known: dict[int, tuple[MemoryRegion, Description]] = {}
         self._mapped: dict[int, tuple[int, int]] = {}
         self._cma_fault: str | None = None
@@ -118,59 +124,91 @@ class HostChannel(Channel):
         """Find the way for every piece; most batches take one way as a whole."""
         lib = self._native.lib
         read = operation is Operation.READ
-        mapped, shifts = self._find(batch.regions)
         copy, cross = (lib.CFW_COPY_IN, lib.CFW_CMA_READ) if read else (lib.CFW_COPY_OUT, lib.CFW_CMA_WRITE)
-        parts = []
-        if mapped.any():
-            where = None if mapped.all() else np.flatnonzero(mapped)
-            local, remote, length = _pick(batch, where)
-            shift = shifts if where is None else shifts[where]
-            parts.append((copy, 0, local, remote + shift, length, where))
-        if not mapped.all():
-            where = np.flatnonzero(~mapped) if parts else None
-            parts.append((cross, self._peer.pid, *_pick(batch, where), where))
-        path = "shm+cma" if len(parts) == 2 else "shm" if mapped.all() else "cma"
-        return self._pool.prepare(parts, path)
+        runs, counts = _runs(batch.regions)
+        if len(runs) == 1:
+            # Numbers instead of arrays: half of what preparing a single piece takes.
+            way = self._way(int(runs[0]))
+            if way is None:
+                return self._cross(cross, batch)
+            return self._copy(copy, batch, batch.remote + np.uint64(way))
+        mapped, shift = self._find(runs)
+        if mapped.all():
+            return self._copy(copy, batch, batch.remote + np.repeat(shift, counts))
+        if not mapped.any():
+            return self._cross(cross, batch)
+        near = batch.remote + np.repeat(shift, counts)
+        each = np.repeat(mapped, counts)
+        here, there = np.flatnonzero(each), np.flatnonzero(~each)
+        parts = [
+            (copy, 0, batch.local[here], near[here], batch.length[here], here),
+            (cross, self._peer.pid, batch.local[there], batch.remote[there], batch.length[there], there),
+        ]
+        return self._pool.prepare(parts, "shm+cma")
+
+    def _copy(self, operation: int, batch: Batch, near: U64) -> HostPrepared:
+        return self._pool.prepare([(operation, 0, batch.local, near, batch.length, None)], "shm")
+
+    def _cross(self, operation: int, batch: Batch) -> HostPrepared:
+        return self._pool.prepare([(operation, self._peer.pid, batch.local, batch.remote, batch.length, None)], "cma")
 
     def post(self, prepared: Prepared) -> Transfer:
         """One native call."""
-        if self._closed:
-            raise ClosedError("this channel is closed", operation="post", transport=TRANSPORT)
         assert isinstance(prepared, HostPrepared)  # noqa: S101 - made by `prepare`
-        transfer = self._pool.post(prepared)
-        if isinstance(transfer, Job):
+        # Entered before the check below, and looked at after the channel was marked as closed: one side sees the other.
+        self._posting.append(prepared)
+        try:
+            if self._closed:
+                raise ClosedError("this channel is closed", operation="post", transport=TRANSPORT)
+            if prepared.small:
+                return self._pool.move(prepared)
+            transfer = self._pool.post(prepared)
             self._running.add(transfer)
-            transfer.add_done_callback(self._running.discard)
+        finally:
+            self._posting.pop()
+        transfer.add_done_callback(self._running.discard)
         return transfer
 
     def close(self) -> None:
         """Cancel what runs, wait for it, and unmap everything."""
         self._closed = True
+        end = time.monotonic() + _PATIENCE
+        while self._posting and time.monotonic() < end:
+            time.sleep(0.0005)
         for transfer in list(self._running):
             transfer.cancel()
             transfer.wait()
         with self._lock:
             self._known.clear()
-            mapped, self._mapped = self._mapped, {}
+            # Who closes from a signal handler may have interrupted a post for good: better a mapping that stays.
+            mapped, self._mapped = ({} if self._posting else self._mapped), {}
         for address, size in mapped.values():
             self._native.lib.cfw_segment_unmap(address, size)
 
     # ------------------------------------------------------------------ ways
 
     def _find(self, regions: U64) -> tuple[NDArray[np.bool_], U64]:
-        """For each piece whether its memory is mapped, and what has to be added to its address then."""
+        """For each region whether it is mapped, and what has to be added to addresses in it then."""
         ways = self._ways
         rows = ways.rows(regions)
         if rows is None:
-            with self._lock:
-                known = dict(self._ways.by_id)
-                for memory_id in np.unique(regions).tolist():
-                    if memory_id not in known:
-                        known[memory_id] = self._settle(memory_id)
-                # A new table: a transfer that is being prepared meanwhile goes on with the old one.
-                self._ways = ways = Ways(known)
+            ways = self._learn(set(regions.tolist()))
             rows = ways.rows(regions)
         return ways.mapped[rows], ways.shift[rows]
+
+    def _way(self, memory_id: int) -> int | None:
+        """The same for one region: what has to be added, None when it is not mapped."""
+        ways = self._ways.by_id
+        return ways[memory_id] if memory_id in ways else self._learn({memory_id}).by_id[memory_id]
+
+    def _learn(self, memory_ids: set[int]) -> Ways:
+        with self._lock:
+            known = dict(self._ways.by_id)
+            for memory_id in sorted(memory_ids - known.keys()):
+                known[memory_id] = self._settle(memory_id)
+            # A new table: a transfer that is being prepared meanwhile goes on with the old one.
+            self._ways = Ways(known)
+            return self._ways
 
     def _settle(self, memory_id: int) -> int | None:
         """Decide how one region is reached: what to add to its addresses if it is mapped, None for cross-memory reads.
@@ -238,7 +276,9 @@ class HostChannel(Channel):
         return self._cma_fault
 
 
-def _pick(batch: Batch, where: NDArray[np.intp] | None) -> tuple[U64, U64, U64]:
-    if where is None:
-        return batch.local, batch.remote, batch.length
-    return batch.local[where], batch.remote[where], batch.length[where]
+def _runs(regions: U64) -> tuple[U64, NDArray[np.intp]]:
+    """The regions as they change along a batch, and how many pieces each has in a row."""
+    if len(regions) == 1:
+        return regions, np.ones(1, np.intp)
+    first = np.concatenate(([0], np.flatnonzero(regions[1:] != regions[:-1]) + 1))
+    return regions[first], np.diff(first, append=len(regions))

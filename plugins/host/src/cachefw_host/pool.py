@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,27 +30,35 @@ _MORE = 2
 
 
 class HostPrepared(Prepared):
-    """A batch in native form, with the arrays it points to."""
+    """A batch in native form, with the arrays it points to.
 
-    __slots__ = ("_arrays", "_path", "_positions", "_size", "batch", "pid")
+    Attributes:
+        nbytes: Sum of the lengths.
+        path: ``shm``, ``cma``, or both.
+        batch: The native batch.
+        pid: The peer's process where one is concerned, else 0.
+        small: To be moved by `Pool.move`.
+        done: What every `Pool.move` without an error returns.
+        unread: Where a batch that cannot fail leaves its result, which then says nothing; None when it can fail.
+    """
 
-    def __init__(self, batch: Any, arrays: Any, positions: list[Any], size: int, path: str, pid: int) -> None:
+    __slots__ = ("_arrays", "_positions", "batch", "done", "nbytes", "path", "pid", "small", "unread")
+
+    nbytes: int
+    path: str
+
+    def __init__(
+        self, batch: Any, arrays: Any, positions: list[Any], size: int, pid: int, done: Done, unread: Any
+    ) -> None:
         self.batch = batch
         self.pid = pid
+        self.small = size <= INLINE_BYTES
+        self.done = done
+        self.unread = unread
         self._arrays = arrays
         self._positions = positions
-        self._size = size
-        self._path = path
-
-    @property
-    def nbytes(self) -> int:
-        """Sum of the lengths."""
-        return self._size
-
-    @property
-    def path(self) -> str:
-        """``shm``, ``cma``, or both."""
-        return self._path
+        self.nbytes = size
+        self.path = done.path
 
     def item(self, part: int, index: int) -> int:
         """Position in the caller's batch of an item of a native part."""
@@ -57,35 +66,27 @@ class HostPrepared(Prepared):
         return index if positions is None else int(positions[index])
 
 
-class _Done(Transfer):
+class Done(Transfer):
     """A transfer that was over when `post` returned."""
 
-    __slots__ = ("_failure", "_prepared")
+    __slots__ = ("error", "path")
 
-    def __init__(self, prepared: HostPrepared, failure: CacheError | None) -> None:
-        self._prepared = prepared
-        self._failure = failure
+    settled = True
+    error: CacheError | None
+    path: str
 
-    @property
-    def settled(self) -> bool:
-        return True
+    def __init__(self, path: str, error: CacheError | None) -> None:
+        self.path = path
+        self.error = error
 
     def wait(self, timeout: float | None = None) -> bool:
         return True
-
-    @property
-    def error(self) -> CacheError | None:
-        return self._failure
 
     def add_done_callback(self, callback: Callable[[Transfer], None]) -> None:
         call_back(callback, self)
 
     def cancel(self) -> None:
         """Too late, which is no error."""
-
-    @property
-    def path(self) -> str:
-        return self._prepared.path
 
 
 class Job(Transfer):
@@ -174,6 +175,12 @@ class Pool:
         if status:
             raise transfer_error(status, None, None)
         self._pool = made[0]
+        # Looking these up takes longer than moving a small block.
+        self._run = self.lib.cfw_batch_run
+        self._unread = self.ffi.new("cfw_result *")
+        # By path. There is nothing to tell two transfers apart that are over and went well.
+        self._done: dict[str, Done] = {}
+        self._new_result = partial(self.ffi.new, self.ffi.typeof("cfw_result *"))
         self._lock = threading.Lock()
         self._teller: threading.Thread | None = None
         self._watched: dict[int, tuple[Transfer, Callable[[Transfer], None]]] = {}
@@ -188,24 +195,31 @@ class Pool:
             [ffi.from_buffer("uint64_t[]", array) for array in (local, remote, length)]
             for _, _, local, remote, length, _ in parts
         ]
-        table = ffi.new("cfw_part[]", len(parts))
-        for row, (operation, pid, local, *_), (own, other, sizes) in zip(table, parts, arrays, strict=True):
-            row.op, row.pid, row.count = operation, pid, len(local)
-            row.local, row.remote, row.length = own, other, sizes
+        table = ffi.new(
+            "cfw_part[]",
+            [[part[0], part[1], *ends, len(part[2])] for part, ends in zip(parts, arrays, strict=True)],
+        )
         made = ffi.new("cfw_batch **")
         status = self.lib.cfw_batch_create(table, len(parts), made)
         if status:
             raise transfer_error(status, None, None)
         batch = ffi.gc(made[0], self.lib.cfw_batch_destroy)
         size = int(self.lib.cfw_batch_bytes(batch))
-        return HostPrepared(batch, arrays, [part[5] for part in parts], size, path, max(part[1] for part in parts))
+        pid = max(part[1] for part in parts)
+        # Copies between mapped addresses have no way to fail, and then nobody looks at the result.
+        unread = None if pid else self._unread
+        done = self._done.setdefault(path, Done(path, None))
+        return HostPrepared(batch, arrays, [part[5] for part in parts], size, pid, done, unread)
 
-    def post(self, prepared: HostPrepared) -> Transfer:
-        """Move a small batch at once, or have the threads move it."""
-        if prepared._size <= INLINE_BYTES:
-            result = self.ffi.new("cfw_result *")
-            failed = self.lib.cfw_batch_run(prepared.batch, result)
-            return _Done(prepared, _error(prepared, result) if failed else None)
+    def move(self, prepared: HostPrepared) -> Done:
+        """Move a batch in this thread, which a small one is not worth leaving for."""
+        result = prepared.unread or self._new_result()
+        if self._run(prepared.batch, result):
+            return Done(prepared.path, _error(prepared, result))
+        return prepared.done
+
+    def post(self, prepared: HostPrepared) -> Job:
+        """Have the threads move a batch."""
         made = self.ffi.new("cfw_job **")
         status = self.lib.cfw_job_post(self._pool, prepared.batch, made)
         if status:
@@ -219,14 +233,15 @@ class Pool:
             token = self._tokens
             self._watched[token] = transfer, callback
             if self._teller is None:
-                self._teller = threading.Thread(target=self._tell, name="cachefw-host-done", daemon=True)
+                self._teller = threading.Thread(target=self._tell, args=(job,), name="cachefw-host-done", daemon=True)
                 self._teller.start()
         if self.lib.cfw_job_watch(job, token):
             # The pool is gone, and with it every unfinished job.
             del self._watched[token]
             call_back(callback, transfer)
 
-    def _tell(self) -> None:
+    def _tell(self, _job: Any) -> None:
+        # A destroyed pool goes with its last job; this one keeps it until the thread has heard that it is over.
         token = self.ffi.new("uint64_t *")
         while self.lib.cfw_pool_next(self._pool, -1, token) == 0:
             with self._lock:

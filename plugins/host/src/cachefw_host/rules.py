@@ -20,7 +20,7 @@ def _kind(request: Request) -> Iterable[Finding]:
             yield Finding(
                 "",
                 Outcome.REFUSED,
-                f"addrs[{index}] {region.address:#x} is {region.kind}; this transport moves host memory",
+                f"{request.place(index)} {region.address:#x} is {region.kind}; this transport moves host memory",
                 index=index,
                 address=region.address,
                 length=region.length,
@@ -65,7 +65,7 @@ def _mapped(request: Request) -> Iterable[Finding]:
             yield Finding(
                 "",
                 Outcome.REFUSED,
-                f"addrs[{index}] {region} {where}",
+                f"{request.place(index)} {region} {where}",
                 index=index,
                 address=region.address,
                 length=region.length,
@@ -76,7 +76,7 @@ def _mapped(request: Request) -> Iterable[Finding]:
             yield Finding(
                 "",
                 Outcome.REFUSED,
-                f"addrs[{index}] {region} is mapped without the right to {lacking}",
+                f"{request.place(index)} {region} is mapped without the right to {lacking}",
                 index=index,
                 address=region.address,
                 length=region.length,

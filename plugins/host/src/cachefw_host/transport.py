@@ -169,7 +169,7 @@ class HostTransport(Transport):
         prepared = pool.prepare(
             [(self._native.lib.CFW_COPY_IN, 0, batch.local, batch.remote, batch.length, None)], "copy"
         )
-        transfer = pool.post(prepared)
+        transfer = pool.move(prepared) if prepared.small else pool.post(prepared)
         transfer.wait()
         if transfer.error is not None:
             raise transfer.error
