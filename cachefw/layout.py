@@ -9,29 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import attrs
 import numpy as np
 from numpy.typing import NDArray
 
 from cachefw.cache import as_int
 from cachefw.errors import NotFoundError, RequestError, refusal
+from cachefw.ranges import Pieces
 
-__all__ = ["Pieces", "block_indices", "join", "layer_tensors", "once", "scatter", "spread"]
+__all__ = ["block_indices", "join", "layer_tensors", "once", "scatter", "spread"]
 
 U64 = NDArray[np.uint64]
-
-
-@attrs.frozen(eq=False)
-class Pieces:
-    """Ranges to move, three uint64 arrays of equal size: item i is ``length[i]`` bytes.
-
-    Every `group` pieces in a row lie near each other on either side, and may be looked for as one.
-    """
-
-    local: U64
-    remote: U64
-    length: U64
-    group: int = 1
 
 
 def _bad(text: str, builtin: type[Exception] = ValueError, **facts: Any) -> Exception:

@@ -12,6 +12,7 @@ from typing import Any
 from cachefw import pulls
 from cachefw.cache import BlocksCacheKey, Cache, CacheDesc, CacheKey, CacheKeyByIdAndIndex, as_int
 from cachefw.config import setting
+from cachefw.copying import copy_batch
 from cachefw.errors import (
     ClosedError,
     RequestError,
@@ -291,6 +292,32 @@ class CacheManager:
         )
 
     # ------------------------------------------------------------------ moving
+
+    def copy(self, dst: Any, src: Any, *, transport: str | None = None) -> None:
+        """Copy within this process, between host and device memory too; done on return.
+
+        Args:
+            dst: Where to: an allocation, a tensor, an array, a buffer, or a `MemoryRegion` of registered memory; or a
+                list of them.
+            src: Where from: as many, each as long as its counterpart.
+            transport: Whose copies; None takes the first open one that copies.
+
+        Raises:
+            RequestError: Also a `TypeError`, `ValueError` or `AttributeError`; nothing was copied.
+            UnsupportedOperation: No open transport copies, or not between these kinds of memory.
+            BrokenError: The runtime failed; ``failed`` names the piece.
+        """
+        self._check_open("copy")
+        batch = copy_batch(self._registry, dst, src)
+        for name, candidate in self._transports.items():
+            if Capability.COPY in candidate.info.capabilities and transport in (None, name):
+                return candidate.copy(batch)
+        raise UnsupportedOperation(
+            f"no open transport {'named ' + repr(transport) + ' ' if transport else ''}copies; open are "
+            + (", ".join(self._transports) or "none"),
+            operation="copy",
+            transport=transport,
+        )
 
     def pull_cache(
         self,

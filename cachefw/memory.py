@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 import operator
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -107,18 +108,21 @@ class Allocation:
     Thread safety: `close` may be called from any thread and any number of times.
     """
 
-    __slots__ = ("__weakref__", "_release", "address", "kind", "length")
+    __slots__ = ("__weakref__", "_finalizer", "address", "kind", "length")
 
     def __init__(self, address: int, length: int, kind: MemoryKind, release: Callable[[], None]) -> None:
         self.address = address
         self.length = length
         self.kind = kind
-        self._release: Callable[[], None] | None = release
+        # Not `__del__`: in a cycle of garbage what `release` needs could be collected first. Not at exit either, where
+        # a node that is still open may be moving bytes.
+        self._finalizer = weakref.finalize(self, release)
+        self._finalizer.atexit = False
 
     @property
     def closed(self) -> bool:
         """Whether the memory was given back."""
-        return self._release is None
+        return not self._finalizer.alive
 
     @property
     def region(self) -> MemoryRegion:
@@ -127,7 +131,7 @@ class Allocation:
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        if self._release is None:
+        if self.closed:
             raise ValueError("this allocation is closed; its memory is gone")
         if self.kind is MemoryKind.DEVICE:
             raise AttributeError("device memory has no array of its own")
@@ -135,21 +139,13 @@ class Allocation:
 
     def close(self) -> None:
         """Give the memory back. Arrays and registrations made from it must be gone."""
-        release, self._release = self._release, None
-        if release is not None:
-            release()
+        self._finalizer()
 
     def __enter__(self) -> Allocation:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        # Nobody can reach the memory any more: an array or a registration would hold a reference.
-        release, self._release = getattr(self, "_release", None), None
-        if release is not None:
-            release()
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"at {self.address:#x}"

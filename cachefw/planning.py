@@ -179,7 +179,9 @@ def _kind_findings(transport: Transport, items: list[tuple[int, MemoryRegion]], 
     findings = []
     for index, region in items:
         found = transport.identify(region.address, region.length)
-        if found is not None and found is not region.kind:
+        # A runtime's own host memory is host memory too; which of them it has to be is for the transport's rules.
+        both = {found, region.kind}
+        if found is not None and found is not region.kind and both != {MemoryKind.HOST, MemoryKind.PINNED}:
             findings.append(
                 Finding(
                     "core.kind",
@@ -218,4 +220,6 @@ def refuse(plan: Plan, *, strict: bool) -> CacheError | None:
         operation=plan.operation,
         transport=fatal[0].transport if len(fatal) == 1 else None,
         findings=plan.findings,
+        status=next((finding.facts["status"] for finding in fatal if finding.facts.get("status")), None),
+        detail=next((finding.facts["detail"] for finding in fatal if finding.facts.get("detail")), None),
     )

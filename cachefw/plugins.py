@@ -357,6 +357,9 @@ class Hooks:
         for name, caller in self._validators.get(request.transport, ()):
             try:
                 results = [finding for result in caller(request=request, transport=transport) for finding in result]
+            except CacheError as error:
+                findings.append(_unanswered(name, request, error))
+                continue
             except Exception as error:
                 findings.append(_broken_validator(name, request, f"raised {error!r}"))
                 continue
@@ -421,6 +424,17 @@ class Hooks:
                     warnings.warn(
                         f"plugin {culprit} raised {error!r}; not reported again", RuntimeWarning, stacklevel=3
                     )
+
+
+def _unanswered(name: str, request: Request, error: CacheError) -> Finding:
+    return Finding(
+        "core.plugin",
+        Outcome.REFUSED,
+        f"the rules of plugin {name!r} could not be checked: {error}",
+        transport=request.transport,
+        facts={"status": error.status, "detail": error.detail},
+        fix="mend what the text names; without an answer nothing is registered",
+    )
 
 
 def _broken_validator(name: str, request: Request, what: str) -> Finding:

@@ -11,8 +11,8 @@ import numpy as np
 from cachefw import layout
 from cachefw.cache import BlocksCacheKey, Cache, CacheKey, CacheKeyByIdAndIndex, as_int
 from cachefw.errors import NotFoundError, RequestError, refusal
-from cachefw.layout import Pieces
 from cachefw.published import PublishedCache
+from cachefw.ranges import Pieces
 from cachefw.transport import Transfer
 
 __all__ = ["Layers", "Peer", "block_pieces", "find", "row_pieces"]

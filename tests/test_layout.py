@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefw import NotFoundError, RequestError
-from cachefw.layout import Pieces, block_indices, join, layer_tensors, once, scatter, spread
+from cachefw.layout import block_indices, join, layer_tensors, once, scatter, spread
+from cachefw.ranges import Pieces
 
 TOP = 2**64
 

@@ -18,11 +18,11 @@ from cachefw.errors import (
     TransferTimeout,
     refusal,
 )
-from cachefw.layout import Pieces
 from cachefw.links import messages, pieces
 from cachefw.links.transfers import LinkTransfer, PreparedTransfer
 from cachefw.memory import Access, MemoryKind, MemoryRegion
 from cachefw.published import PublishedCache, PublishedMemory
+from cachefw.ranges import Pieces, from_arguments
 from cachefw.registry import RangeTable, Registry
 from cachefw.transport import Channel, Operation
 
@@ -220,7 +220,7 @@ class Link:
         Raises:
             RequestError: As for `read`.
         """
-        return self._prepare(operation, pieces.from_arguments(local_addrs, remote_addrs, lengths))
+        return self._prepare(operation, from_arguments(local_addrs, remote_addrs, lengths))
 
     def read_pieces(self, wanted: Pieces, *, wait: bool, timeout: float | None, notify: bytes | None) -> LinkTransfer:
         """Move what a pull asks for."""

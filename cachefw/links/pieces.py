@@ -14,14 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cachefw import layout
-from cachefw.cache import as_int
 from cachefw.errors import CacheError, RequestError, refusal
-from cachefw.layout import Pieces
 from cachefw.published import PublishedMemory
+from cachefw.ranges import Pieces, refuse_overlap, span
 from cachefw.registry import RangeTable, Registry
 from cachefw.transport import Batch, Operation
 
-__all__ = ["Checked", "check", "from_arguments"]
+__all__ = ["Checked", "check"]
 
 U64 = NDArray[np.uint64]
 
@@ -57,23 +56,6 @@ def _bad(text: str, builtin: type[Exception] = ValueError, **fields: Any) -> Cac
     return refusal(RequestError, {builtin}, text, operation="transfer", **fields)
 
 
-def from_arguments(local_addrs: Any, remote_addrs: Any, lengths: Any) -> Pieces:
-    """Pieces from what a caller of `Link.read` gives.
-
-    Raises:
-        RequestError: Also a `TypeError`, `ValueError` or `AttributeError`: not integers, or not as many of each.
-    """
-    wanted = Pieces(_u64("local_addrs", local_addrs), _u64("remote_addrs", remote_addrs), _u64("lengths", lengths))
-    sizes = len(wanted.local), len(wanted.remote), len(wanted.length)
-    if len(set(sizes)) != 1:
-        raise _bad(f"{sizes[0]} local addresses, {sizes[1]} remote addresses and {sizes[2]} lengths; give one of each")
-    if not sizes[0]:
-        raise _bad("there is nothing to move: the lists are empty")
-    if not wanted.length.all():
-        raise _bad(f"lengths[{int(np.argmin(wanted.length))}] is 0; every piece has at least 1 byte")
-    return wanted
-
-
 def check(ends: _Ends, operation: Operation, wanted: Pieces) -> Checked:
     """Hold pieces against both tables, and join neighbours.
 
@@ -92,7 +74,7 @@ def check(ends: _Ends, operation: Operation, wanted: Pieces) -> Checked:
         if first >= 0:
             raise _beyond(ends, wanted, first, operation)
     joined, (local, remote) = layout.join(wanted, local, remote)
-    _refuse_overlap(joined.local if operation is Operation.READ else joined.remote, joined.length, operation)
+    refuse_overlap(joined.local if operation is Operation.READ else joined.remote, joined.length, operation.value)
     local_ids, remote_ids = _distinct(local), _distinct(remote)
     ends.check_rights(operation, remote_ids)
     return Checked(Batch(joined.local, joined.remote, joined.length, remote), local_ids, remote_ids)
@@ -119,10 +101,6 @@ def _distinct(ids: U64) -> list[int]:
     return sorted({int(ids[0]), *ids[1:][edges].tolist()})
 
 
-def _span(address: int, length: int) -> str:
-    return f"[{address:#x}, {address + length:#x})"
-
-
 def _missed(address: int, length: int, start: int, size: int) -> int:
     return max(address + length - start - size, start - address)
 
@@ -139,7 +117,7 @@ def _outside(ends: _Ends, wanted: Pieces, index: int) -> CacheError:
     else:
         hint = "no registered memory is there; register it first"
     return _bad(
-        f"piece {index}: local {_span(address, length)} is not in registered memory: {hint}",
+        f"piece {index}: local {span(address, length)} is not in registered memory: {hint}",
         facts={"index": index, "address": address, "length": length},
     )
 
@@ -150,60 +128,14 @@ def _beyond(ends: _Ends, wanted: Pieces, index: int, operation: Operation) -> Ca
     near = [m for m in published if m.address < address + length and address < m.address + m.length]
     if near:
         over = _missed(address, length, near[0].address, near[0].length)
-        hint = f"it goes {over:,} bytes past memory {near[0].memory_id} there, {_span(near[0].address, near[0].length)}"
+        hint = f"it goes {over:,} bytes past memory {near[0].memory_id} there, {span(near[0].address, near[0].length)}"
     else:
-        listed = ", ".join(_span(m.address, m.length) for m in published[:5]) or "none"
+        listed = ", ".join(span(m.address, m.length) for m in published[:5]) or "none"
         more = f" and {len(published) - 5} more" if len(published) > 5 else ""
         hint = f"nothing published is there; published are {listed}{more}"
     return _bad(
-        f"piece {index}: remote {_span(address, length)} of {ends.peer_name} is out of reach of a {operation.value}: "
+        f"piece {index}: remote {span(address, length)} of {ends.peer_name} is out of reach of a {operation.value}: "
         + hint,
         facts={"index": index, "address": address, "length": length},
         peer=ends.peer_name,
     )
-
-
-def _u64(name: str, values: Any) -> U64:
-    """Addresses or lengths of any integer form as uint64, without a loop where the form allows it."""
-    if values is None:
-        raise _bad(f"{name} is None; give integers", AttributeError)
-    if type(values) is int and 0 <= values < 2**64:
-        return np.array([values], np.uint64)
-    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu":
-        if values.dtype.kind == "i" and len(values) and int(values.min()) < 0:
-            raise _bad(f"{name}[{int(np.argmin(values))}] is negative")
-        return np.ascontiguousarray(values, np.uint64)
-    single = as_int(values)
-    if single is not None:
-        values = [single]
-    if not isinstance(values, (list, tuple)):
-        raise _bad(f"{name} must be an int, a list of ints or an integer array, not {type(values).__name__}", TypeError)
-    if set(map(type, values)) - {int}:
-        for index, value in enumerate(values):
-            if as_int(value) is None:
-                builtin = AttributeError if value is None else TypeError
-                raise _bad(f"{name}[{index}] must be an int, not {value!r} ({type(value).__name__})", builtin)
-        values = [as_int(value) for value in values]
-    try:
-        return np.array(values, np.uint64)
-    except OverflowError:
-        index = next(i for i, value in enumerate(values) if not 0 <= value < 2**64)
-        raise _bad(f"{name}[{index}] is {values[index]}, not within 0 ... 2^64 - 1") from None
-
-
-def _refuse_overlap(starts: U64, lengths: U64, operation: Operation) -> None:
-    """Pieces run in any order and at once, so a byte that two of them write would be chance."""
-    if len(starts) < 2:
-        return
-    # Sorting is several times faster when nobody asks where each went, and mostly it tells enough.
-    ordered = np.sort(starts)
-    if (ordered[1:] - ordered[:-1] >= lengths.max()).all():
-        return
-    if (starts[1:] < starts[:-1]).any():
-        order = np.argsort(starts, kind="stable")
-        starts, lengths = starts[order], lengths[order]
-    clash = np.flatnonzero(starts[:-1] + lengths[:-1] > starts[1:])
-    if len(clash):
-        first = int(clash[0])
-        one, other = (_span(int(starts[i]), int(lengths[i])) for i in (first, first + 1))
-        raise _bad(f"two pieces of this {operation.value} write the same bytes: {one} and {other}")

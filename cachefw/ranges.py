@@ -1,0 +1,102 @@
+"""Ranges of memory by the thousand: from whatever form a caller has them in to arrays, and checked against each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from cachefw.cache import as_int
+from cachefw.errors import CacheError, RequestError, refusal
+
+__all__ = ["Pieces", "from_arguments", "refuse_overlap", "span"]
+
+U64 = NDArray[np.uint64]
+
+
+@attrs.frozen(eq=False)
+class Pieces:
+    """Ranges to move, three uint64 arrays of equal size: item i is ``length[i]`` bytes.
+
+    Every `group` pieces in a row lie near each other on either side, and may be looked for as one.
+    """
+
+    local: U64
+    remote: U64
+    length: U64
+    group: int = 1
+
+
+def _bad(text: str, builtin: type[Exception] = ValueError) -> CacheError:
+    return refusal(RequestError, {builtin}, text, operation="transfer")
+
+
+def from_arguments(local_addrs: Any, remote_addrs: Any, lengths: Any) -> Pieces:
+    """Pieces from what a caller gives.
+
+    Raises:
+        RequestError: Also a `TypeError`, `ValueError` or `AttributeError`: not integers, or not as many of each.
+    """
+    wanted = Pieces(_u64("local_addrs", local_addrs), _u64("remote_addrs", remote_addrs), _u64("lengths", lengths))
+    sizes = len(wanted.local), len(wanted.remote), len(wanted.length)
+    if len(set(sizes)) != 1:
+        raise _bad(f"{sizes[0]} local addresses, {sizes[1]} remote addresses and {sizes[2]} lengths; give one of each")
+    if not sizes[0]:
+        raise _bad("there is nothing to move: the lists are empty")
+    if not wanted.length.all():
+        raise _bad(f"lengths[{int(np.argmin(wanted.length))}] is 0; every piece has at least 1 byte")
+    return wanted
+
+
+def span(address: int, length: int) -> str:
+    """A range in words."""
+    return f"[{address:#x}, {address + length:#x})"
+
+
+def _u64(name: str, values: Any) -> U64:
+    """Addresses or lengths of any integer form as uint64, without a loop where the form allows it."""
+    if values is None:
+        raise _bad(f"{name} is None; give integers", AttributeError)
+    if type(values) is int and 0 <= values < 2**64:
+        return np.array([values], np.uint64)
+    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu":
+        if values.dtype.kind == "i" and len(values) and int(values.min()) < 0:
+            raise _bad(f"{name}[{int(np.argmin(values))}] is negative")
+        return np.ascontiguousarray(values, np.uint64)
+    single = as_int(values)
+    if single is not None:
+        values = [single]
+    if not isinstance(values, (list, tuple)):
+        raise _bad(f"{name} must be an int, a list of ints or an integer array, not {type(values).__name__}", TypeError)
+    if set(map(type, values)) - {int}:
+        for index, value in enumerate(values):
+            if as_int(value) is None:
+                builtin = AttributeError if value is None else TypeError
+                raise _bad(f"{name}[{index}] must be an int, not {value!r} ({type(value).__name__})", builtin)
+        values = [as_int(value) for value in values]
+    try:
+        return np.array(values, np.uint64)
+    except OverflowError:
+        index = next(i for i, value in enumerate(values) if not 0 <= value < 2**64)
+        raise _bad(f"{name}[{index}] is {values[index]}, not within 0 ... 2^64 - 1") from None
+
+
+def refuse_overlap(starts: U64, lengths: U64, operation: str) -> None:
+    """Pieces run in any order and at once, so a byte that two of them write would be chance."""
+    if len(starts) < 2:
+        return
+    # Sorting is several times faster when nobody asks where each went, and mostly it tells enough.
+    ordered = np.sort(starts)
+    if (ordered[1:] - ordered[:-1] >= lengths.max()).all():
+        return
+    del ordered
+    if (starts[1:] < starts[:-1]).any():
+        order = np.argsort(starts, kind="stable")
+        starts, lengths = starts[order], lengths[order]
+    clash = np.flatnonzero(starts[:-1] + lengths[:-1] > starts[1:])
+    if len(clash):
+        first = int(clash[0])
+        one, other = (span(int(starts[i]), int(lengths[i])) for i in (first, first + 1))
+        raise _bad(f"two pieces of this {operation} write the same bytes: {one} and {other}")
