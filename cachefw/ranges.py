@@ -1,4 +1,4 @@
-"""Ranges of memory by the thousand: from whatever form a caller has them in to arrays, and checked against each other."""
+"""Ranges of memory by the thousand: from any form to arrays, and checked against each other."""
 
 from __future__ import annotations
 
