@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import abc
 import enum
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from cachefw.errors import CacheError, UnsupportedOperation
 from cachefw.memory import Allocation, MemoryKind, MemoryRegion
+from cachefw.offer import CONTRACT_VERSION, Capability, Reach, TransportInfo
 
 __all__ = [
     "CONTRACT_VERSION",
@@ -38,81 +38,12 @@ __all__ = [
     "call_back",
 ]
 
-#: The version of this module and of `cachefw.hookspecs` that a plugin is written against.
-CONTRACT_VERSION = 1
-
-
-class Capability(enum.Flag):
-    """What a transport can do beyond registering memory. Advertised exactly when it works."""
-
-    NONE = 0
-    #: `Channel` reads a peer's memory without the peer's CPU.
-    READ = enum.auto()
-    #: `Channel` writes a peer's memory without the peer's CPU.
-    WRITE = enum.auto()
-    #: `Transport.copy` moves bytes within this process.
-    COPY = enum.auto()
-    #: `Transport.allocate` makes memory that this transport moves best.
-    ALLOCATE = enum.auto()
-    #: `Transport.identify` knows what kind of memory an address is.
-    IDENTIFY = enum.auto()
-    #: `Transfer.cancel` stops what has not begun.
-    CANCEL = enum.auto()
-    #: Memory may be registered and withdrawn while a channel is open.
-    LATE_REGISTRATION = enum.auto()
-
-
-class Reach(enum.IntEnum):
-    """How far away a peer may be."""
-
-    PROCESS = 0
-    HOST = 1
-    NETWORK = 2
-
 
 class Operation(enum.Enum):
     """Direction of a one-sided transfer, seen from the initiator."""
 
     READ = "read"
     WRITE = "write"
-
-
-def _check_name(_: object, attribute: attrs.Attribute[str], value: str) -> None:
-    if not isinstance(value, str) or not re.fullmatch(r"[a-z][a-z0-9_-]{0,31}", value):
-        raise ValueError(f"{attribute.name} must match [a-z][a-z0-9_-]* and have at most 32 characters, not {value!r}")
-
-
-def _kinds(kinds: Iterable[MemoryKind]) -> frozenset[MemoryKind]:
-    # A function, because type checkers cannot bind the type variable of `frozenset` itself as a converter.
-    return frozenset(kinds)
-
-
-@attrs.frozen
-class TransportInfo:
-    """What a plugin says about a transport without loading anything native.
-
-    Attributes:
-        name: The entry point's name; lower case letters, digits, ``-`` and ``_``.
-        factory: Makes the `Transport`, unopened; takes nothing.
-        kinds: Memory it can register.
-        reach: How far away a peer may be.
-        capabilities: What it can do.
-        summary: One line for people.
-        contract: `CONTRACT_VERSION` at the time of writing the plugin.
-    """
-
-    name: str = attrs.field(validator=_check_name)
-    factory: Callable[[], Transport] = attrs.field(validator=attrs.validators.is_callable())
-    kinds: frozenset[MemoryKind] = attrs.field(converter=_kinds)
-    reach: Reach = attrs.field(validator=attrs.validators.instance_of(Reach))
-    capabilities: Capability = attrs.field(validator=attrs.validators.instance_of(Capability))
-    summary: str = ""
-    contract: int = CONTRACT_VERSION
-
-    @kinds.validator
-    def _check_kinds(self, _: object, value: frozenset[object]) -> None:
-        if not value or not all(isinstance(kind, MemoryKind) for kind in value):
-            raise ValueError(f"kinds must be a set of MemoryKind with at least one member, not {set(value)!r}")
 
 
 @attrs.define(eq=False)

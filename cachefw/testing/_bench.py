@@ -123,7 +123,7 @@ def same(actual: bytes, expected: bytes | bytearray, what: str = "") -> None:
 
 def make_transport(info: TransportInfo) -> Transport:
     """A transport as the core makes it, unopened; the test is skipped where its runtime is missing."""
-    transport = info.factory()
+    transport: Transport = info.factory()
     transport.info = info
     reason = transport.probe()
     if reason is not None:
