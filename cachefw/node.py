@@ -15,10 +15,10 @@ import msgspec
 
 from cachefw.cache import as_int
 from cachefw.errors import ClosedError, RequestError, refusal
+from cachefw.links.door import Door, parse_address
 from cachefw.links.hub import Hub
 from cachefw.links.link import Link, LinkState
 from cachefw.links.transfers import LinkTransfer
-from cachefw.links.wire import Door, parse_address
 from cachefw.manager import CacheManager
 from cachefw.rules import Limits
 

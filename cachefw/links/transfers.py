@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from cachefw.config import setting
 from cachefw.errors import BrokenError, CacheError, ClosedError, TransferTimeout
-from cachefw.registry import Memory, MemoryState
+from cachefw.registry import Memory, MemoryState, Registry
 from cachefw.transport import Operation, Prepared, Transfer
 
-if TYPE_CHECKING:
-    from cachefw.links.link import Link
-
 __all__ = ["LinkTransfer", "PreparedTransfer"]
+
+
+class Way(Protocol):
+    """The link, as far as its transfers need it."""
+
+    registry: Registry
+    version: int
+    inflight: dict[LinkTransfer, PreparedTransfer]
+
+    @property
+    def start(self) -> Callable[[Prepared], Transfer]: ...
+
+    @property
+    def peer_name(self) -> str: ...
+
+    def memory_ids(self) -> set[int]: ...
+
+    def check_up(self, operation: str) -> None: ...
+
+    def check_notification(self, payload: Any) -> None: ...
+
+    def notify(self, payload: bytes) -> None: ...
+
+    def left(self, transfer: LinkTransfer) -> None: ...
+
+    def finished(self, transfer: LinkTransfer, notify: bytes | None) -> None: ...
 
 
 class LinkTransfer(Transfer):
@@ -121,7 +144,7 @@ class PreparedTransfer:
 
     def __init__(
         self,
-        link: Link,
+        link: Way,
         operation: Operation,
         native: Prepared,
         pieces: int,
