@@ -50,6 +50,7 @@ class Plugin:
         target: What the entry point names.
         state: How far it got.
         reason: Why it got no further, in words; "" if nothing is wrong.
+        remark: What every report has to say beside its transport's name, once it is probed; see `Transport.remark`.
         trace: The traceback behind `reason`, if there is one.
         module: The plugin itself, once loaded.
         info: Its transport, once loaded.
@@ -62,6 +63,7 @@ class Plugin:
     entry_point: metadata.EntryPoint
     state: PluginState = PluginState.DISCOVERED
     reason: str = ""
+    remark: str = ""
     trace: str = ""
     module: Any = None
     info: TransportInfo | None = None
@@ -245,6 +247,7 @@ def _instance(plugin: Plugin) -> Transport:
 def _probe(plugin: Plugin, transport: Transport) -> None:
     try:
         reason = transport.probe()
+        plugin.remark = transport.remark
     except Exception as error:
         plugin.quarantine(f"probe() raised {error!r}", error)
         raise _broken(plugin) from error

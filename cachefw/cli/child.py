@@ -1,4 +1,4 @@
-"""What both children of the demo share: their task, their reports, and their memory."""
+"""What both children of the demo share: their task, their reports, and how they open their node."""
 
 from __future__ import annotations
 
@@ -8,24 +8,18 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-import attrs
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
-from cachefw.cache import CacheDesc
 from cachefw.cli import debugging, reports
 from cachefw.cli.models import MODELS, Model
 from cachefw.cli.pattern import Pattern, Places
-from cachefw.errors import CacheError
-from cachefw.manager import CacheManager
-from cachefw.memory import Allocation, align_within
+from cachefw.cli.pool import kind_for
+from cachefw.errors import CacheError, RequestError
+from cachefw.memory import MemoryKind
+from cachefw.node import Node
 from cachefw.plugins import catalogue
-from cachefw.transport import Capability
 
-__all__ = ["Bench", "Pool", "run"]
-
-_PAGE = 4096
+__all__ = ["Bench", "run"]
 
 
 class Bench:
@@ -54,48 +48,34 @@ class Bench:
         """Tell the parent what begins."""
         self.report(reports.Step(name))
 
+    def open_node(
+        self, cluster_id: int, listen: str | None, given: dict[str, Any], device: int
+    ) -> tuple[Node, dict[str, Any]]:
+        """Open the node of this side.
 
-@attrs.define(eq=False)
-class Pool:
-    """Memory for one blocks cache, all zero and never touched.
+        Args:
+            cluster_id: As for `Node`.
+            listen: As for `Node`.
+            given: The transport's settings that the task asks for.
+            device: Which device this side takes of a transport for device memory, unless the task says another, where
+                the transport has such a setting and such a device.
 
-    Attributes:
-        addrs: Start of each tensor.
-        blocks: Its bytes as [tensor, block, byte].
-    """
-
-    addrs: list[int]
-    blocks: NDArray[np.uint8]
-    _allocation: Allocation | None
-
-    @classmethod
-    def make(cls, desc: CacheDesc, manager: CacheManager, task: reports.Task) -> Pool:
-        """Take it from the transport where that allocates, unless the task asks for the path of ordinary memory.
+        Returns:
+            The node, and the settings that it was opened with.
 
         Raises:
-            OutOfMemoryError: There is not enough.
+            RequestError: The transport does not take the settings.
         """
-        info = catalogue.get(task.transport).info
-        size = desc.size * desc.num_tensors
-        allocation = None
-        if task.path != "cma" and info is not None and Capability.ALLOCATE in info.capabilities:
-            allocation = manager.allocate(size, transport=task.transport)
-            whole = np.asarray(allocation)[:size]
-        else:
-            room = np.zeros(size + _PAGE, np.uint8)
-            base = int(room.ctypes.data)
-            start = align_within(base, room.nbytes, size, _PAGE) - base
-            whole = room[start : start + size]
-        first = int(whole.ctypes.data)
-        addrs = [first + index * desc.size for index in range(desc.num_tensors)]
-        return cls(addrs, whole.reshape(desc.num_tensors, desc.batch_size, desc.stride), allocation)
-
-    def close(self) -> None:
-        """Give the memory back; no registration may be left."""
-        self.blocks = np.empty((0, 0, 0), np.uint8)
-        allocation, self._allocation = self._allocation, None
-        if allocation is not None:
-            allocation.close()
+        transport = self.task.transport
+        info = catalogue.get(transport).info
+        if info is not None and kind_for(info) is MemoryKind.DEVICE and "device" not in given:
+            settings = {"device": device, **given}
+            try:
+                return Node(cluster_id, listen, transports=[transport], settings={transport: settings}), settings
+            except RequestError:
+                # No such setting, or no such device. What is wrong with the given ones is said by the next attempt.
+                self.step("open the node without a device of its own")
+        return Node(cluster_id, listen, transports=[transport], settings={transport: given}), given
 
 
 def run(work: Callable[[Bench], None]) -> None:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from cachefw.cache import BlocksCacheKey, Cache
 from cachefw.cli import reports
-from cachefw.cli.child import Bench, Pool, run
+from cachefw.cli.child import Bench, run
+from cachefw.cli.pool import Pool
 from cachefw.errors import UnsupportedOperation
 from cachefw.node import Node
 
@@ -44,10 +45,12 @@ class _Check:
 def _work(bench: Bench) -> None:
     task, places = bench.task, bench.places
     bench.step("open the node")
-    with Node(2, transports=[task.transport]) as node:
+    node, settings = bench.open_node(2, None, task.decode_settings, device=1)
+    with node:
         bench.step("allocate and register")
         pool = Pool.make(places.decode_desc, node.cache_manager, task)
-        cache = node.cache_manager.register_blocks_cache(places.decode_desc, pool.addrs)
+        cache = node.cache_manager.register_blocks_cache(pool.desc, pool.addrs)
+        pool.zero()
         bench.step("make the expected checksums")
         expected = _expected(bench)
         bench.step("wait for the prefill side's card")
@@ -60,13 +63,27 @@ def _work(bench: Bench) -> None:
         cold, path = _pull(bench, node, cache, "cold")
         _verify(bench, pool, expected, 0, "cold", check)
         bench.step("clear")
-        pool.blocks.fill(_CLEAR)
+        pool.fill(_CLEAR)
         warm, path = _pull(bench, node, cache, "warm")
         _verify(bench, pool, expected, _CLEAR, "warm", check)
+        remark = node.cache_manager.transport(task.transport).remark
     pool.close()
     bench.step("measure memcpy")
     memcpy = _memcpy(places.nbytes)
-    bench.report(reports.Result(path, cold, warm, memcpy, check.checked, check.spared, check.wrong, check.examples))
+    bench.report(
+        reports.Result(
+            path=path,
+            remark=remark,
+            settings=settings,
+            cold_seconds=cold,
+            warm_seconds=warm,
+            memcpy_seconds=memcpy,
+            checked=check.checked,
+            spared=check.spared,
+            wrong=check.wrong,
+            examples=check.examples,
+        )
+    )
 
 
 def _expected(bench: Bench) -> NDArray[np.uint32]:
@@ -118,7 +135,8 @@ def _verify(bench: Bench, pool: Pool, expected: NDArray[np.uint32], before: int,
     bench.step(f"check the {pull} pull")
     here, there = bench.places.decode.tolist(), bench.places.prefill.tolist()
     others = sorted(set(range(bench.places.decode_desc.batch_size)) - set(here))
-    for tensor, blocks in enumerate(pool.blocks):
+    for tensor in range(bench.model.tensors):
+        blocks = pool.read(tensor)
         for position, number in enumerate(here):
             found, wanted = zlib.crc32(blocks[number].data), int(expected[tensor, position])
             if found != wanted:
@@ -132,8 +150,8 @@ def _verify(bench: Bench, pool: Pool, expected: NDArray[np.uint32], before: int,
                     f"{pull} pull, {bench.model.tensor_name(tensor)}, block {number}: it was not asked for and was "
                     "written all the same"
                 )
-    check.checked += len(here) * len(pool.blocks)
-    check.spared += len(others) * len(pool.blocks)
+    check.checked += len(here) * bench.model.tensors
+    check.spared += len(others) * bench.model.tensors
 
 
 def _memcpy(nbytes: int) -> float:

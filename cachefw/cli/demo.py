@@ -15,6 +15,7 @@ from cachefw.cli import reports
 from cachefw.cli.children import Child, DemoError, Family
 from cachefw.cli.models import MODELS, Model
 from cachefw.cli.pattern import Places
+from cachefw.cli.pool import kind_for, pitch
 from cachefw.config import setting
 from cachefw.errors import OutOfMemoryError, TransportUnavailable, UnsupportedOperation
 from cachefw.memory import MemoryKind
@@ -32,9 +33,19 @@ class Outcome:
 
     task: reports.Task
     model: Model
-    blocks: int
-    nbytes: int
+    kind: MemoryKind
+    prefill_settings: dict[str, Any]
     result: reports.Result
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of one pull, in each tensor."""
+        return self.model.blocks_for(self.task.tokens)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one pull."""
+        return self.model.nbytes(self.task.tokens)
 
     @property
     def verified(self) -> bool:
@@ -55,7 +66,11 @@ class Outcome:
         result, nbytes = self.result, self.nbytes
         return {
             "transport": self.task.transport,
+            "remark": result.remark,
             "path": result.path,
+            "memory": self.kind.value,
+            "prefill_settings": self.prefill_settings,
+            "decode_settings": result.settings,
             "model": self.model.name,
             "tokens": self.task.tokens,
             "bytes": nbytes,
@@ -83,6 +98,37 @@ def _model(ctx: click.Context, param: click.Parameter, value: str) -> Model:
     raise click.BadParameter(f"no model {value!r}; {hint}there are {', '.join(MODELS)}", ctx, param)
 
 
+def _settings(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for text in values:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE", ctx, param)
+        if name in settings:
+            raise click.BadParameter(f"{name} is given twice", ctx, param)
+        try:
+            settings[name] = json.loads(value)
+        except ValueError:
+            raise click.BadParameter(
+                f"{value!r} is not JSON; a value is a number, true, false, or a string as {json.dumps(value)}",
+                ctx,
+                param,
+            ) from None
+    return settings
+
+
+def _setting_option(side: str, device: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option(
+        f"--{side}-setting",
+        f"{side}_settings",
+        multiple=True,
+        callback=_settings,
+        metavar="NAME=VALUE",
+        help=f"A setting of the transport on the {side} side; VALUE is JSON. May be repeated. Default for device memory: "
+        f"device={device}, where there is such a device.",
+    )
+
+
 @click.command()
 @click.option(
     "--model",
@@ -100,6 +146,8 @@ def _model(ctx: click.Context, param: click.Parameter, value: str) -> Model:
     help="Way of the bytes, for a transport that has these two: shm for memory that it allocates, cma for ordinary "
     "memory. Default: memory that the transport allocates, where it does.",
 )
+@_setting_option("prefill", 0)
+@_setting_option("decode", 1)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the contents and of the scattering.")
 @click.option(
     "--timeout",
@@ -115,6 +163,8 @@ def demo(
     tokens: int,
     transport: str | None,
     path: str | None,
+    prefill_settings: dict[str, Any],
+    decode_settings: dict[str, Any],
     seed: int,
     timeout: float,
     corrupt: bool,
@@ -122,9 +172,10 @@ def demo(
 ) -> None:
     """Hand a KV cache from one process to another, and check every byte.
 
-    A prefill process fills a paged cache of a real model's shape, a decode process pulls its blocks: once into memory
-    never touched (cold), once more (warm). Only the pulls are timed, in GB of 10^9 bytes, and compared with a plain
-    copy of as many bytes. The exit code is 1 if a byte differs.
+    A prefill process fills a paged cache of a real model's shape, a decode process pulls its blocks: a first time
+    (cold; into host memory never touched), and once more (warm). Only the pulls are timed, in GB of 10^9 bytes, and
+    compared with a plain copy of as many bytes of host memory. Both use host memory where the transport takes that,
+    else device memory. The exit code is 1 if a byte differs.
     """
     if tokens < model.block_tokens:
         raise click.BadParameter(
@@ -139,6 +190,8 @@ def demo(
         path=path,
         timeout=timeout,
         corrupt=corrupt,
+        prefill_settings=prefill_settings,
+        decode_settings=decode_settings,
     )
     from cachefw.cli.drawing import progress, show
 
@@ -166,22 +219,25 @@ def hand_over(task: reports.Task, listener: Listener) -> Outcome:
         DemoError: A child failed, died or hung.
     """
     model = MODELS[task.model]
-    _check_transport(task.transport)
-    _check_memory(model, task.tokens)
-    result = None
+    kind = _check_transport(task.transport)
+    # Real device memory is the devices' own; that of a simulation is this machine's.
+    simulated = kind is not MemoryKind.HOST and bool(catalogue.probe(task.transport).remark)
+    _check_memory(model, task.tokens, kind, pools=kind is MemoryKind.HOST or simulated)
+    result, settings = None, task.prefill_settings
     with Family(task.timeout) as family:
         prefill = family.start("prefill", "cachefw.cli.prefill", task)
         decode = family.start("decode", "cachefw.cli.decode", task)
         for child, report in family.listen(prefill, decode):
             listener(child, report)
             if isinstance(report, reports.Card):
+                settings = report.settings
                 decode.tell(report.card)
             elif isinstance(report, reports.Result):
                 result = report
         prefill.finish()
     if result is None:
         raise DemoError("the decode process ended without a result", code="demo.child")
-    return Outcome(task, model, model.blocks_for(task.tokens), model.nbytes(task.tokens), result)
+    return Outcome(task, model, kind, settings, result)
 
 
 def _default_transport() -> str:
@@ -191,23 +247,26 @@ def _default_transport() -> str:
     return names[0]
 
 
-def _check_transport(name: str) -> None:
+def _check_transport(name: str) -> MemoryKind:
     plugin = catalogue.get(name)
     info = plugin.info
     if info is None:
         raise TransportUnavailable(f"{plugin} offers no transport", transport=name)
-    if Capability.READ not in info.capabilities or MemoryKind.HOST not in info.kinds:
+    kind = kind_for(info)
+    if kind is None:
         kinds = ", ".join(sorted(str(kind) for kind in info.kinds))
         verb = "reads" if Capability.READ in info.capabilities else "does not read"
         raise UnsupportedOperation(
-            f"transport {name!r} {verb} {kinds} of peers; the demo needs one that reads host memory",
+            f"transport {name!r} {verb} {kinds} of peers; the demo needs one that reads host memory, or reads, allocates "
+            "and copies device memory",
             operation="demo",
             transport=name,
         )
+    return kind
 
 
-def _check_memory(model: Model, tokens: int) -> None:
-    sides = [desc.size * desc.num_tensors for desc in Places.descs(model, tokens)]
+def _check_memory(model: Model, tokens: int, kind: MemoryKind, *, pools: bool) -> None:
+    sides = [pitch(desc, kind) * desc.num_tensors if pools else 0 for desc in Places.descs(model, tokens)]
     # The decode side gives its cache back before it measures memcpy. 150 MB are two interpreters.
     needed = sides[0] + max(sides[1], 2 * model.nbytes(tokens)) + 150_000_000
     available = memory_available()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich.text import Text
 
 from cachefw.cli import reports
 from cachefw.cli.children import Child
+from cachefw.memory import MemoryKind
 
 __all__ = ["progress", "show"]
 
@@ -49,15 +51,19 @@ def show(facts: dict[str, Any]) -> None:
     )
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    way = f", path {facts['path']}" if facts["path"] else ""
+    way = Text(f"{facts['transport']}, path {facts['path']}" if facts["path"] else facts["transport"])
+    if facts["remark"]:
+        way.append(f"; {facts['remark']}", "bold yellow")
+    first = "into memory never touched" if facts["memory"] == MemoryKind.HOST.value else "the first of this link"
     verified = Text("yes, every byte", "green") if facts["verified"] else Text("NO", "bold red")
     for name, value in (
-        ("transport", f"{facts['transport']}{way}"),
+        ("transport", way),
+        ("memory", facts["memory"] + _sides(facts)),
         ("model", f"{facts['model']}, {facts['tokens']:,} tokens"),
         ("moved", f"{facts['bytes']:,} bytes: {facts['blocks']:,} scattered blocks of {facts['tensors']} tensors"),
-        ("cold pull", f"{facts['cold_gb_per_s']:.2f} GB/s in {facts['cold_seconds']:.4f} s, into memory never touched"),
+        ("cold pull", f"{facts['cold_gb_per_s']:.2f} GB/s in {facts['cold_seconds']:.4f} s, {first}"),
         ("warm pull", f"{facts['gb_per_s']:.2f} GB/s in {facts['seconds']:.4f} s"),
-        ("memcpy", f"{facts['memcpy_gb_per_s']:.2f} GB/s, one thread, between two warm buffers"),
+        ("memcpy", f"{facts['memcpy_gb_per_s']:.2f} GB/s, one thread, two warm buffers of host memory"),
         ("share of memcpy", f"{facts['share_of_memcpy']:.0%}, warm"),
         ("verified", verified),
     ):
@@ -70,3 +76,17 @@ def show(facts: dict[str, Any]) -> None:
             f"{facts['untouched_blocks']:,} that were not asked for stayed as they were.",
             highlight=False,
         )
+    if facts["remark"]:
+        console.print(
+            f"{facts['remark']}: figures of a simulation say nothing about the hardware it stands for.", highlight=False
+        )
+
+
+def _sides(facts: dict[str, Any]) -> str:
+    """The settings of both sides in words, as far as there are any."""
+    said = [
+        f"{side} {', '.join(f'{name}={json.dumps(value)}' for name, value in facts[f'{side}_settings'].items())}"
+        for side in ("prefill", "decode")
+        if facts[f"{side}_settings"]
+    ]
+    return "".join(f"; {text}" for text in said)

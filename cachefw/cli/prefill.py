@@ -6,8 +6,8 @@ import sys
 
 from cachefw.cache import BlocksCacheKey
 from cachefw.cli import reports
-from cachefw.cli.child import Bench, Pool, run
-from cachefw.node import Node
+from cachefw.cli.child import Bench, run
+from cachefw.cli.pool import Pool
 
 __all__: list[str] = []
 
@@ -15,19 +15,22 @@ __all__: list[str] = []
 def _work(bench: Bench) -> None:
     task, places = bench.task, bench.places
     bench.step("open the node")
-    with Node(1, "127.0.0.1:0", transports=[task.transport]) as node:
+    node, settings = bench.open_node(1, "127.0.0.1:0", task.prefill_settings, device=0)
+    with node:
         bench.step("allocate and register")
         pool = Pool.make(places.prefill_desc, node.cache_manager, task)
         node.cache_manager.register_blocks_cache(
-            places.prefill_desc, pool.addrs, BlocksCacheKey(1), remote_accessible=True
+            pool.desc, pool.addrs, BlocksCacheKey(1), remote_accessible=pool.remote_accessible
         )
         bench.step("fill the blocks")
-        for tensor, blocks in enumerate(pool.blocks):
+        for tensor in range(bench.model.tensors):
+            blocks = pool.room(tensor)
             for number, block in enumerate(blocks):
                 block[:] = bench.pattern.block(tensor, number)
+            pool.write(tensor, blocks)
         if task.corrupt:
             _corrupt(bench, pool)
-        bench.report(reports.Card(node.card().hex()))
+        bench.report(reports.Card(node.card().hex(), settings))
         bench.step("serve")
         sys.stdin.buffer.read()
         bench.step("close")
@@ -38,7 +41,9 @@ def _corrupt(bench: Bench, pool: Pool) -> None:
     """Flip one bit of a block in the middle of what will be asked for."""
     tensor = bench.model.tensors // 2
     number = bench.places.prefill[bench.places.blocks // 2]
-    pool.blocks[tensor, number, bench.places.prefill_desc.stride // 2] ^= 1
+    blocks = pool.read(tensor)
+    blocks[number, pool.desc.stride // 2] ^= 1
+    pool.write(tensor, blocks)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -19,6 +19,8 @@ class Task(msgspec.Struct, frozen=True):
     path: str | None
     timeout: float
     corrupt: bool = False
+    prefill_settings: dict[str, Any] = {}
+    decode_settings: dict[str, Any] = {}
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
@@ -28,9 +30,10 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
 
 
 class Card(msgspec.Struct, frozen=True, tag="card"):
-    """The prefill side listens; its node's card in hexadecimal digits."""
+    """The prefill side listens; its node's card in hexadecimal digits, and its transport's settings."""
 
     card: str
+    settings: dict[str, Any]
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
@@ -52,7 +55,9 @@ class Result(msgspec.Struct, frozen=True, tag="result"):
 
     Attributes:
         path: How the bytes went, in the transport's own word.
-        cold_seconds: Of the pulls into memory never touched.
+        remark: What every report has to say beside the transport's name, or "".
+        settings: The transport's settings on this side.
+        cold_seconds: Of the first pulls; host memory was never touched before.
         warm_seconds: Of the same pulls once more.
         memcpy_seconds: Of the best of three plain copies of as many bytes.
         checked: Blocks compared, over all tensors and both pulls.
@@ -62,6 +67,8 @@ class Result(msgspec.Struct, frozen=True, tag="result"):
     """
 
     path: str
+    remark: str
+    settings: dict[str, Any]
     cold_seconds: float
     warm_seconds: float
     memcpy_seconds: float

@@ -45,6 +45,7 @@ def _facts(plugin: Plugin) -> dict[str, Any]:
         "version": plugin.version,
         "target": plugin.target,
         "state": plugin.state.value,
+        "remark": plugin.remark,
         "kinds": sorted(kind.value for kind in info.kinds) if info else [],
         "reach": info.reach.name.lower() if info else None,
         "capabilities": [ability.name.lower() for ability in _abilities(info.capabilities)] if info else [],
@@ -81,5 +82,8 @@ def _show(plugins: list[Plugin]) -> None:
         text = Text("\n".join(lines))
         if plugin.reason:
             text.append(f"\n{plugin.reason}", "red" if plugin.state is PluginState.BROKEN else "yellow")
-        table.add_row(plugin.name, Text(plugin.state.value, _STYLES.get(plugin.state, "")), text)
+        state = Text(plugin.state.value, _STYLES.get(plugin.state, ""))
+        if plugin.remark:
+            state.append(f"\n{plugin.remark}", "bold yellow")
+        table.add_row(plugin.name, state, text)
     Console().print(table)

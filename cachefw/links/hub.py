@@ -74,6 +74,8 @@ class Hub:
     ) -> Link:
         """Exchange tables over a wire whose handshake is done; the link is up when both sides have said so.
 
+        The one that was dialled says so last, and only when its end is up: who dialled may rely on both.
+
         Raises:
             BrokenError: The peer went away meanwhile.
         """
@@ -83,7 +85,9 @@ class Hub:
         try:
             for publication in self._publications(self.manager.memories, self.manager.caches.values()):
                 link.send(publication)
-            link.send(messages.Ready())
+            dialled = isinstance(peer, messages.Hello)
+            if not dialled:
+                link.send(messages.Ready())
             while not isinstance(message := await wire.receive(messages.LIMIT), messages.Ready):
                 link.handle(message)
                 link.check_up("link")
@@ -96,6 +100,8 @@ class Hub:
         if old is not None:
             old.end(LinkState.BROKEN, "the peer was restarted")
         self.links[peer.cluster_id] = link
+        if dialled:
+            link.send(messages.Ready())
         self._spawn(self._converse(link, wire))
         for waiter in self._arrivals.pop(peer.incarnation, ()):
             if not waiter.done():
