@@ -1,0 +1,40 @@
+"""Transport over RDMA network cards with UCX; over tcp and shared memory where there is no card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cachefw.hookspecs import hookimpl
+from cachefw.memory import MemoryKind
+from cachefw.rules import Finding, Request
+from cachefw.transport import Capability, Reach, Transport, TransportInfo
+
+from . import rules
+from .case import Machine, Setup
+from .transport import RdmaTransport
+
+NAME = "rdma"
+
+
+@hookimpl
+def cachefw_transports() -> Iterable[TransportInfo]:
+    """The one transport of this plugin."""
+    yield TransportInfo(
+        name=NAME,
+        factory=RdmaTransport,
+        kinds=frozenset({MemoryKind.HOST, MemoryKind.PINNED}),
+        reach=Reach.NETWORK,
+        capabilities=(
+            Capability.READ | Capability.WRITE | Capability.COPY | Capability.CANCEL | Capability.LATE_REGISTRATION
+        ),
+        summary="host memory over RDMA network cards (RoCE, InfiniBand) by UCX; tcp and shared memory without a card",
+    )
+
+
+@hookimpl
+def cachefw_validate_memory(request: Request, transport: Transport | None) -> Iterable[Finding]:
+    """The rules of memory for RDMA, by profile."""
+    if isinstance(transport, RdmaTransport):
+        return transport.validate(request)
+    with Machine() as machine:
+        return rules.check(request, Setup(runtime=machine.runtime, obstacle=machine.obstacle))

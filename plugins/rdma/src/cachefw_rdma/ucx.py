@@ -1,0 +1,276 @@
+"""The provider ``ucx``: host memory over the host's network cards, by UCX."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import attrs
+
+from cachefw.errors import (
+    BrokenError,
+    CacheError,
+    ClosedError,
+    RequestError,
+    TransferTimeout,
+    TransportUnavailable,
+    UnsupportedOperation,
+    refusal,
+)
+from cachefw.memory import MemoryKind, MemoryRegion
+from cachefw.transport import Batch, RegisteredMemory
+
+from . import envelope
+from .channel import UcxChannel
+from .engine import Engine
+from .library import Library, open_library
+from .status import TRANSPORT, connect_error, register_error
+
+__all__ = ["UcxMemory", "UcxProvider"]
+
+#: UCX's transports that need no card.
+_WITHOUT_CARDS = {"tcp", "self", "shm", "sm", "posix", "sysv", "cma", "knem", "xpmem"}
+_ERROR_MODES = ("auto", "peer", "none")
+
+
+@attrs.define(eq=False)
+class UcxMemory(RegisteredMemory):
+    """A registered region.
+
+    Attributes:
+        handle: The native side's, given back by `UcxProvider.unregister`.
+        key: What a peer needs.
+    """
+
+    handle: Any
+    key: bytes
+
+
+@attrs.frozen
+class Settings:
+    """Checked settings."""
+
+    tls: str | None = None
+    net_devices: str | None = None
+    inflight: int = 64
+    error_mode: str = "auto"
+
+    def ucx(self) -> dict[str, str]:
+        """Those that are UCX's, by its names without UCX_."""
+        given = {"TLS": self.tls, "NET_DEVICES": self.net_devices}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class UcxProvider:
+    """UCX.
+
+    Settings:
+        tls: UCX's transports, as in ``UCX_TLS``: ``"rc_v"``, ``"tcp"``, ``"posix,cma,self"``; default: the
+            environment's or UCX's choice.
+        net_devices: The cards, as in ``UCX_NET_DEVICES``: ``"mlx5_0:1"``, ``"eth0"``; default as above.
+        inflight: How many requests of one transfer UCX works on at a time, 1 to 4096.
+        error_mode: Whether UCX watches over peers. ``"peer"``: yes, so that a peer's death ends transfers; over
+            transports that can (cards, tcp) alone. ``"none"``: no, which lets UCX use shared memory too. ``"auto"``
+            (default): yes where it can with `tls`.
+
+    Every other setting of UCX is taken from its environment variables.
+    """
+
+    name: ClassVar[str] = "ucx"
+    settings: ClassVar[tuple[str, ...]] = ("tls", "net_devices", "inflight", "error_mode")
+    # Device memory would be staged through host memory here: a card cannot reach it, and UCX takes it for host memory.
+    kinds: ClassVar[frozenset[MemoryKind]] = frozenset({MemoryKind.HOST, MemoryKind.PINNED})
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._engine: Engine | None = None
+        self._library: Library | None = None
+        self._channels: weakref.WeakSet[UcxChannel] = weakref.WeakSet()
+        self._settings = Settings()
+        self._nonce = b""
+        self._card = b""
+
+    @property
+    def library(self) -> Library | None:
+        """The UCX in use, once it was probed."""
+        return self._library
+
+    def probe(self) -> str | None:
+        """Load the native module and UCX."""
+        try:
+            from . import _native  # noqa: F401 - whether it is there
+        except ImportError as error:
+            return f"the native module cannot be loaded: {error}; install the distribution again"
+        try:
+            self._library = open_library()
+        except TransportUnavailable as error:
+            return str(error)
+        return None
+
+    def open(self, settings: Mapping[str, Any]) -> None:
+        """Start a UCX worker and the thread that keeps it going."""
+        self._settings = _checked(settings)
+        assert self._library is not None, "probe comes first"  # noqa: S101
+        self._engine = Engine(self._library, self._settings.ucx(), self._settings.inflight)
+        self._nonce = secrets.token_bytes(16)
+        self._beacon = ctypes.create_string_buffer(self._nonce, len(self._nonce))
+        address = ctypes.addressof(self._beacon)
+        try:
+            handle, key = self._engine.register(address, len(self._nonce))
+        except CacheError:
+            self._engine.close()
+            raise
+        self._engine.kept += [self._beacon, handle]
+        self._card = envelope.seal(
+            envelope.Card(self.name, self._version(), self._nonce, self._engine.address, address, key)
+        )
+
+    def close(self) -> None:
+        """Close the channels, then the worker."""
+        with self._lock:
+            engine, self._engine = self._engine, None
+        for channel in list(self._channels):
+            channel.close()
+        if engine is not None:
+            engine.close()
+
+    def register(self, region: MemoryRegion) -> UcxMemory:
+        """Map the region into UCX, which pins it where a card is used."""
+        if region.kind not in self.kinds:
+            raise UnsupportedOperation(
+                f"provider {self.name!r} takes host memory, not {region.kind}",
+                operation="register",
+                transport=TRANSPORT,
+            )
+        engine = self._opened("register")
+        handle, key = engine.register(region.address, region.length)
+        if len(key) > envelope.MOST - 128:
+            engine.unregister(handle)
+            raise register_error(-21, f"its key has {len(key)} bytes", region.address, region.length)
+        return UcxMemory(region, TRANSPORT, handle, key)
+
+    def unregister(self, registered: RegisteredMemory) -> None:
+        """Take it out of UCX."""
+        memory = _own(registered)
+        engine = self._engine
+        if engine is None:
+            return
+        status = engine.unregister(memory.handle)
+        if status:
+            raise register_error(status, engine.text(status), memory.region.address, memory.region.length)
+
+    def card(self) -> bytes:
+        """The worker's address, and where the nonce lies."""
+        self._opened("card")
+        return self._card
+
+    def describe(self, registered: RegisteredMemory) -> bytes:
+        """Where the region lies, and its key."""
+        memory = _own(registered)
+        return envelope.seal(envelope.Description(self._nonce, memory.region.address, memory.region.length, memory.key))
+
+    def connect(self, card: bytes, timeout: float) -> UcxChannel:
+        """Connect to the peer's worker."""
+        peer = envelope.open_card(card)
+        engine = self._opened("connect")
+        if peer.provider != self.name:
+            raise UnsupportedOperation(
+                f"the peer's cards are driven by {peer.provider!r} and this end's by {self.name!r}; give both the same "
+                "setting provider",
+                code="peer.unreachable",
+                operation="connect",
+                transport=TRANSPORT,
+            )
+        if tuple(peer.version) != self._version():
+            here, there = (".".join(map(str, version)) for version in (self._version(), peer.version))
+            raise BrokenError(
+                f"the peer uses UCX {there} and this end UCX {here}; addresses and keys of one mean nothing to the "
+                "other. Install the same release at both ends, or name one with CACHEFW_UCX",
+                code="peer.version",
+                operation="connect",
+                transport=TRANSPORT,
+                facts={"here": here, "there": there},
+            )
+        end = time.monotonic() + timeout
+        kept = engine.reuse(peer.address)
+        while True:
+            status, handle = (
+                (0, kept) if kept else engine.connect(peer.address, _ERROR_MODES.index(self._settings.error_mode))
+            )
+            if handle is None:
+                raise connect_error(status, engine.text(status), timeout)
+            channel = UcxChannel(engine, handle, peer, self._settings.tls or "")
+            self._channels.add(channel)
+            try:
+                error = channel.greet(end - time.monotonic(), timeout)
+                if error is None and self._engine is None:
+                    error = _closed("connect")
+            except BaseException:
+                channel.close()
+                raise
+            if error is None:
+                return channel
+            channel.close()
+            if not kept or isinstance(error, TransferTimeout):
+                raise error
+            # What was kept is of no use any more; a new connection may be.
+            kept = None
+
+    def copy(self, batch: Batch) -> None:
+        """Copy within this process, without UCX."""
+        self._opened("copy").copy(batch)
+
+    def held(self) -> dict[str, int | str]:
+        """Nothing: it has no rules of its own."""
+        return {}
+
+    def nics(self) -> int | None:
+        """0 where the setting `tls`, or the environment's, names transports without cards alone."""
+        names = self._settings.tls or os.environ.get("UCX_TLS", "")
+        return 0 if names and set(names.split(",")) <= _WITHOUT_CARDS else None
+
+    def _version(self) -> tuple[int, int]:
+        assert self._library is not None, "probe comes first"  # noqa: S101
+        return self._library.version[:2]
+
+    def _opened(self, operation: str) -> Engine:
+        engine = self._engine
+        if engine is None:
+            raise _closed(operation)
+        return engine
+
+
+def _closed(operation: str) -> CacheError:
+    return ClosedError(f"{operation}: this transport is not open", operation=operation, transport=TRANSPORT)
+
+
+def _own(registered: RegisteredMemory) -> UcxMemory:
+    if not isinstance(registered, UcxMemory):
+        raise refusal(RequestError, {TypeError}, f"{registered!r} was not registered by this transport")
+    return registered
+
+
+def _checked(settings: Mapping[str, Any]) -> Settings:
+    checked = Settings(**settings)
+    wrong = []
+    for name in ("tls", "net_devices"):
+        value = getattr(checked, name)
+        if value is not None and (not isinstance(value, str) or not value or "\0" in value):
+            wrong.append(f"{name} must be names separated by commas, not {value!r}")
+    if not isinstance(checked.inflight, int) or isinstance(checked.inflight, bool) or not 1 <= checked.inflight <= 4096:
+        wrong.append(f"inflight must be 1 to 4096, not {checked.inflight!r}")
+    if checked.error_mode not in _ERROR_MODES:
+        wrong.append(f"error_mode must be one of {', '.join(_ERROR_MODES)}, not {checked.error_mode!r}")
+    if wrong:
+        raise _refused("; ".join(wrong))
+    return checked
+
+
+def _refused(text: str) -> CacheError:
+    return refusal(RequestError, {ValueError}, text, operation="open", transport=TRANSPORT)

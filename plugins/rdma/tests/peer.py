@@ -1,0 +1,95 @@
+"""A second process for tests: a node or a bare transport that makes memory and does what it is told, line by line."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import numpy as np
+
+import cachefw
+from cachefw.memory import MemoryRegion
+from cachefw.plugins import catalogue
+
+
+def main() -> None:
+    settings = json.loads(sys.argv[1])
+    serve_transport(settings) if sys.argv[2:] == ["bare"] else serve_node(settings)
+
+
+def say(**answer: object) -> None:
+    print(json.dumps(answer), flush=True)
+
+
+def serve_node(settings: dict[str, object]) -> None:
+    kept = []
+    with cachefw.Node(1, "127.0.0.1:0", transports=["rdma"], settings={"rdma": settings}) as node:
+        say(address=node.address, pid=os.getpid())
+        for line in sys.stdin:
+            order = json.loads(line)
+            if order["do"] == "make":
+                array = make(order)
+                memory = node.cache_manager.register_memory(array, remote_accessible=True)
+                kept.append((array, memory))
+                say(address=memory.region.address, number=len(kept) - 1)
+            elif order["do"] == "check":
+                say(same=check(kept[order["number"]][0], order))
+            elif order["do"] == "drop":
+                node.cache_manager.unregister_memory(kept[order["number"]][1])
+                say(dropped=order["number"])
+
+
+def serve_transport(settings: dict[str, object]) -> None:
+    transport = open_transport(settings)
+    kept = []
+    say(card=transport.card().hex(), pid=os.getpid())
+    for line in sys.stdin:
+        order = json.loads(line)
+        if order["do"] == "make":
+            array = make(order)
+            region = MemoryRegion(array.ctypes.data, array.nbytes)
+            registered = transport.register(region)
+            kept.append((array, registered))
+            say(address=region.address, description=transport.describe(registered).hex(), number=len(kept) - 1)
+        elif order["do"] == "check":
+            say(same=check(kept[order["number"]][0], order))
+        elif order["do"] == "dial":
+            # Connects for ever, until it is killed.
+            say(dialling=True)
+            while True:
+                transport.connect(bytes.fromhex(order["card"]), 5.0).close()
+    transport.close()
+
+
+def open_transport(settings: dict[str, object]) -> object:
+    info = catalogue.get("rdma").info
+    transport = info.factory()
+    transport.info = info
+    reason = transport.probe()
+    assert reason is None, reason
+    transport.open(settings)
+    return transport
+
+
+def make(order: dict[str, object]) -> np.ndarray:
+    """Only the named stretches are touched: the rest of a sparse region costs nothing."""
+    array = np.zeros(order["size"], np.uint8)
+    for start, length in order["fill"]:
+        array[start : start + length] = pattern(order["seed"], start, length)
+    return array
+
+
+def check(array: np.ndarray, order: dict[str, object]) -> bool:
+    start, length = order["start"], order["length"]
+    return bool((array[start : start + length] == pattern(order["seed"], start, length)).all())
+
+
+def pattern(seed: int, start: int, length: int) -> np.ndarray:
+    """Bytes that depend on their place, so that nothing can land elsewhere unseen."""
+    places = np.arange(start, start + length, dtype=np.uint64) + np.uint64(seed)
+    return ((places * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(56)).astype(np.uint8)
+
+
+if __name__ == "__main__":
+    main()
