@@ -10,6 +10,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -486,3 +487,22 @@ def test_frames_of_any_size_are_published_whole() -> None:
     assert all(len(messages.encode(frame)) <= messages.LIMIT for frame in frames)
     decoded = msgspec.msgpack.decode(messages.encode(frames[0])[4:], type=messages.Message)
     assert decoded.memories == frames[0].memories
+
+
+def test_a_transfer_that_the_end_of_a_link_cancelled_says_that_the_link_ended(site: Any) -> None:
+    site.install_memory()
+    with (
+        cachefw.Node(1, "127.0.0.1:0", transports=["memory"]) as one,
+        cachefw.Node(2, transports=["memory"]) as two,
+    ):
+        source, _ = _registered(one)
+        target, _ = _registered(two)
+        link = two.link(one.address)
+        two.cache_manager.transport("memory").pause()
+        transfer = link.read(target.ctypes.data, source.ctypes.data, 4096, wait=False)
+        assert not transfer.settled
+        one.close()
+        with pytest.raises(cachefw.BrokenError, match="the peer closed it") as caught:
+            transfer.result(20)
+        assert isinstance(caught.value.__cause__, cachefw.TransferCancelled)
+        assert two.completed() == [transfer]

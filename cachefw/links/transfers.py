@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from cachefw.config import setting
-from cachefw.errors import BrokenError, CacheError, ClosedError, TransferTimeout
+from cachefw.errors import BrokenError, CacheError, ClosedError, TransferCancelled, TransferTimeout
 from cachefw.registry import Memory, MemoryState, Registry
 from cachefw.transport import Operation, Prepared, Transfer
 
@@ -229,7 +229,13 @@ class PreparedTransfer:
         return not self._remote.isdisjoint(memory_ids)
 
     def named(self, error: CacheError) -> CacheError:
-        """A transport's error, with the peer and the operation."""
+        """A transport's error, with peer and operation; the link's where its end cancelled the transfer."""
+        if isinstance(error, TransferCancelled):
+            try:
+                self._link.check_up(self.operation.value)
+            except CacheError as ended:
+                ended.__cause__ = error
+                error = ended
         error.peer = error.peer or self._link.peer_name
         error.operation = error.operation or self.operation.value
         return error

@@ -326,7 +326,8 @@ with cachefw.Node(2, transports=["rdma"], settings={{"rdma": {settings(RELIABLE)
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
     assert run.returncode == 0, run.stderr
     said = json.loads(run.stdout)
-    (facts,) = said["facts"]
+    assert len(said["facts"]) == 1, f"no rule has refused it, but: {said['text']}"
+    facts = said["facts"][0]
     page = resource.getpagesize()
     need = -(-(said["address"] % page + SIZE) // page) * page
     assert (facts["limit"], facts["need"]) == (said["limit"], need)

@@ -27,6 +27,7 @@ from cachefw.memory import MemoryKind, MemoryRegion
 from cachefw.transport import Batch, RegisteredMemory
 
 from . import envelope
+from .case import verbs_devices
 from .channel import UcxChannel
 from .engine import Engine
 from .library import Library, open_library
@@ -231,9 +232,14 @@ class UcxProvider:
         return {}
 
     def nics(self) -> int | None:
-        """0 where the setting `tls`, or the environment's, names transports without cards alone."""
+        """As the settings `tls` and `net_devices` say, or the environment; None where UCX may take one or leave it."""
         names = self._settings.tls or os.environ.get("UCX_TLS", "")
-        return 0 if names and set(names.split(",")) <= _WITHOUT_CARDS else None
+        if names and set(names.split(",")) <= _WITHOUT_CARDS:
+            return 0
+        wanted = self._settings.net_devices or os.environ.get("UCX_NET_DEVICES", "all")
+        here = set(verbs_devices())
+        used = here if wanted == "all" else here & {device.partition(":")[0] for device in wanted.split(",")}
+        return len(used) if names or not used else None
 
     def _version(self) -> tuple[int, int]:
         assert self._library is not None, "probe comes first"  # noqa: S101

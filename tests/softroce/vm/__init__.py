@@ -1,0 +1,1 @@
+"""A virtual machine with a soft-RoCE device, for one command."""
