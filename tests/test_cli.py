@@ -8,7 +8,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +21,10 @@ from cachefw.cli.children import Child, DemoError
 from cachefw.cli.demo import hand_over
 from cachefw.cli.models import MODELS
 from cachefw.cli.pattern import Pattern, Places
+from cachefw.cli.pool import kind_for, pitch
 from cachefw.config import DEFAULT_TRANSPORT
+from cachefw.memory import MemoryKind
+from cachefw.transport import Capability, Reach, Transport, TransportInfo
 
 MODEL = "llama-3.1-8b"
 SECONDS = 60
@@ -89,6 +91,10 @@ def test_python_m_is_the_same_program() -> None:
         (["demo", "--tokens", "-1"], "less than one block"),
         (["demo", "--path", "tcp"], "'shm', 'cma'"),
         (["demo", "--timeout", "0"], "--timeout"),
+        (["demo", "--decode-setting", "device"], "'device' is not NAME=VALUE"),
+        (["demo", "--decode-setting", "=1"], "'=1' is not NAME=VALUE"),
+        (["demo", "--prefill-setting", "name=abc"], "'abc' is not JSON"),
+        (["demo", "--prefill-setting", "a=1", "--prefill-setting", "a=2"], "a is given twice"),
     ],
 )
 def test_usage_errors_exit_2(arguments: list[str], said: str) -> None:
@@ -122,8 +128,27 @@ def test_transports() -> None:
     assert host["reach"] == "host"
     assert "allocate" in host["capabilities"]
     assert host["reason"] == ""
+    assert host["remark"] == ""
     assert all(host[key] for key in ("distribution", "version", "summary", "target"))
     assert "available" in call("transports").output
+
+
+def test_a_simulated_runtime_is_said_to_be_one(site) -> None:
+    source = """
+        from cachefw.hookspecs import hookimpl
+        from cachefw.testing import MemoryTransport
+
+        class Simulated(MemoryTransport):
+            remark = "SIMULATED"
+
+        @hookimpl
+        def cachefw_transports():
+            yield Simulated.info_named("it")
+        """
+    site.install("cachefw-it", "it", source)
+    found = {entry["name"]: entry["remark"] for entry in json.loads(call("transports", "--json").output)}
+    assert (found["it"], found[DEFAULT_TRANSPORT]) == ("SIMULATED", "")
+    assert "SIMULATED" in call("transports").output
 
 
 @pytest.fixture
@@ -200,6 +225,9 @@ def test_demo_json(path: str, model: str) -> None:
     assert facts["verified"] is True
     assert facts["path"] == path
     assert facts["transport"] == DEFAULT_TRANSPORT
+    assert facts["memory"] == "host memory"
+    assert facts["remark"] == ""
+    assert facts["prefill_settings"] == facts["decode_settings"] == {}
     assert facts["model"] == model
     assert facts["tokens"] == 256
     assert facts["blocks"] == MODELS[model].blocks_for(256)
@@ -218,6 +246,38 @@ def test_demo_table_fits(columns: str) -> None:
     assert max(map(len, done.stdout.splitlines())) <= int(columns)
     for word in (DEFAULT_TRANSPORT, "shm", "2,097,152 bytes", "64 tensors", "cold", "warm", "memcpy", "yes"):
         assert word in done.stdout
+
+
+def test_settings_are_the_transports_to_judge() -> None:
+    done = run("demo", "--tokens", "16", "--decode-setting", "no_such=1")
+    assert done.returncode == 1
+    assert "decode (process " in done.stderr
+    assert "no_such" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kinds", "capabilities", "used"),
+    [
+        ({MemoryKind.HOST}, Capability.READ, MemoryKind.HOST),
+        ({MemoryKind.HOST, MemoryKind.DEVICE}, ~Capability.NONE, MemoryKind.HOST),
+        ({MemoryKind.DEVICE}, Capability.READ | Capability.ALLOCATE | Capability.COPY, MemoryKind.DEVICE),
+        ({MemoryKind.DEVICE}, Capability.READ | Capability.COPY, None),
+        ({MemoryKind.DEVICE}, Capability.READ | Capability.ALLOCATE, None),
+        ({MemoryKind.PINNED}, ~Capability.NONE, None),
+        ({MemoryKind.HOST}, ~Capability.READ, None),
+    ],
+)
+def test_the_memory_follows_from_what_the_transport_says(kinds, capabilities, used) -> None:
+    assert kind_for(TransportInfo("some", Transport, kinds, Reach.HOST, capabilities)) is used
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=str)
+def test_tensors_of_device_memory_begin_at_huge_pages(model) -> None:
+    for desc in Places.descs(model, 300):
+        step = pitch(desc, MemoryKind.DEVICE)
+        assert step % (2 * 2**20) == 0
+        assert desc.size <= step < desc.size + 2 * 2**20
+        assert pitch(desc, MemoryKind.HOST) == desc.size
 
 
 def test_demo_runs_with_the_package_it_was_started_with(tmp_path: Path) -> None:
@@ -270,10 +330,8 @@ def at_step(name: str, step: str, act: Callable[[Child], None]) -> tuple[Callabl
 )
 def test_a_killed_child_is_named_and_none_is_left(name: str, step: str) -> None:
     listen, seen = at_step(name, step, lambda child: child.process.kill())
-    begin = time.monotonic()
     with pytest.raises(DemoError) as caught:
         hand_over(task(tokens=2048), listen)
-    assert time.monotonic() - begin < 20
     assert f"{name} (process " in str(caught.value)
     assert "was ended by SIGKILL at step" in str(caught.value)
     assert seen
@@ -286,10 +344,8 @@ def test_a_killed_child_is_named_and_none_is_left(name: str, step: str) -> None:
 @pytest.mark.parametrize(("name", "step"), [("prefill", "fill the blocks"), ("decode", "link")])
 def test_a_child_that_hangs_is_ended_in_time(name: str, step: str) -> None:
     listen, seen = at_step(name, step, lambda child: child.process.send_signal(signal.SIGSTOP))
-    begin = time.monotonic()
-    with pytest.raises(DemoError, match=rf"{name} \(process \d+\) was not done within 2 s: it was at step '{step}'"):
-        hand_over(task(timeout=2, tokens=2048), listen)
-    assert time.monotonic() - begin < 20
+    with pytest.raises(DemoError, match=rf"{name} \(process \d+\) was not done within 6 s: it was at step '{step}'"):
+        hand_over(task(timeout=6, tokens=2048), listen)
     assert {child.process.returncode for child in seen} == {-signal.SIGKILL}
 
 

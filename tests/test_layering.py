@@ -40,11 +40,11 @@ UNRANKED = {"__init__", "testing"}
 TESTING_MAY = {"errors", "cache", "memory", "rules", "transport", "hookspecs", "plugins", "testing"}
 PLUGIN_MAY = {"errors", "memory", "rules", "transport", "hookspecs"}
 
-# What plugins bind through, rather than each for itself.
-RUNTIMES = {path.name for path in ROOT.glob("runtimes/*/src/*")}
-
 CORE = sorted((ROOT / "cachefw").rglob("*.py"))
 PLUGINS = sorted(ROOT.glob("plugins/*/src/**/*.py"))
+# What plugins bind through, rather than each for itself.
+RUNTIMES = sorted(ROOT.glob("runtimes/*/src/**/*.py"))
+RUNTIME_MAY = {"errors"}
 
 
 def name_of(path: Path) -> str:
@@ -94,17 +94,25 @@ def test_core_imports_point_one_way(path: Path) -> None:
         assert allowed, f"{name_of(path)}:{line}: {here} must not import {there}"
 
 
-@pytest.mark.parametrize("path", PLUGINS, ids=name_of)
-def test_plugins_use_only_the_contract(path: Path) -> None:
+def declared(path: Path) -> set[str]:
+    """The packages of runtimes that the distribution of a file depends on."""
+    folder = next(parent.parent for parent in path.parents if parent.name == "src")
+    packages = {runtime.relative_to(ROOT).parts[3] for runtime in RUNTIMES}
+    project = (folder / "pyproject.toml").read_text()
+    return {package for package in packages if f'"{package.replace("_", "-")}==' in project}
+
+
+@pytest.mark.parametrize("path", PLUGINS + RUNTIMES, ids=name_of)
+def test_plugins_and_runtimes_use_only_the_contract(path: Path) -> None:
     package = package_of(path, next(parent for parent in path.parents if parent.name == "src"))
-    own = package.partition(".")[0]
+    may = {"__init__"} | (RUNTIME_MAY if path in RUNTIMES else PLUGIN_MAY)
     for line, there in core_units(path, package):
-        assert there in PLUGIN_MAY | {"__init__"}, f"{name_of(path)}:{line}: a plugin must not import cachefw.{there}"
+        assert there in may, f"{name_of(path)}:{line}: it must not import cachefw.{there}"
+    ours = {"cachefw", package.partition(".")[0], *declared(path)}
     for line, module in imports(path, package):
         top = module.partition(".")[0]
         assert not top.startswith("_cachefw"), f"{name_of(path)}:{line}: {top} is private"
-        ours = top in ("cachefw", own) or top in RUNTIMES
-        assert ours or not top.startswith("cachefw_"), f"{name_of(path)}:{line}: another plugin"
+        assert top in ours or not top.startswith("cachefw_"), f"{name_of(path)}:{line}: {top} is not its own"
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("plugins/host/src/**/*.py")), ids=name_of)
@@ -135,7 +143,7 @@ def test_core_names_only_the_default_transport() -> None:
     assert found == [("cachefw/config.py", "host")]
 
 
-@pytest.mark.parametrize("path", CORE + PLUGINS, ids=name_of)
+@pytest.mark.parametrize("path", CORE + PLUGINS + RUNTIMES, ids=name_of)
 def test_nothing_is_unpickled_or_swallowed(path: Path) -> None:
     package = package_of(path, ROOT)
     for line, module in imports(path, package):

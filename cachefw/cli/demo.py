@@ -100,20 +100,17 @@ def _model(ctx: click.Context, param: click.Parameter, value: str) -> Model:
 
 def _settings(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
-    for text in values:
-        name, equals, value = text.partition("=")
+    for given in values:
+        name, equals, value = given.partition("=")
         if not name or not equals:
-            raise click.BadParameter(f"{text!r} is not NAME=VALUE", ctx, param)
+            raise click.BadParameter(f"{given!r} is not NAME=VALUE", ctx, param)
         if name in settings:
             raise click.BadParameter(f"{name} is given twice", ctx, param)
         try:
             settings[name] = json.loads(value)
         except ValueError:
-            raise click.BadParameter(
-                f"{value!r} is not JSON; a value is a number, true, false, or a string as {json.dumps(value)}",
-                ctx,
-                param,
-            ) from None
+            text = f"{value!r} is not JSON; a value is a number, true, false, or a string as {json.dumps(value)}"
+            raise click.BadParameter(text, ctx, param) from None
     return settings
 
 
@@ -124,8 +121,8 @@ def _setting_option(side: str, device: int) -> Callable[[Callable[..., Any]], Ca
         multiple=True,
         callback=_settings,
         metavar="NAME=VALUE",
-        help=f"A setting of the transport on the {side} side; VALUE is JSON. May be repeated. Default for device memory: "
-        f"device={device}, where there is such a device.",
+        help=f"A setting of the transport on the {side} side; VALUE is JSON. May be repeated. Default for device "
+        f"memory: device={device}, where there is such a device.",
     )
 
 
@@ -257,8 +254,8 @@ def _check_transport(name: str) -> MemoryKind:
         kinds = ", ".join(sorted(str(kind) for kind in info.kinds))
         verb = "reads" if Capability.READ in info.capabilities else "does not read"
         raise UnsupportedOperation(
-            f"transport {name!r} {verb} {kinds} of peers; the demo needs one that reads host memory, or reads, allocates "
-            "and copies device memory",
+            f"transport {name!r} {verb} {kinds} of peers; the demo needs one that reads host memory, or that reads, "
+            "allocates and copies device memory",
             operation="demo",
             transport=name,
         )

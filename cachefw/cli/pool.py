@@ -64,10 +64,10 @@ class Pool(abc.ABC):
             OutOfMemoryError: There is not enough.
         """
         info = catalogue.get(task.transport).info
-        if info is None or kind_for(info) is not MemoryKind.DEVICE:
-            allocates = info is not None and Capability.ALLOCATE in info.capabilities
-            return _HostPool(desc, manager, task.transport if allocates and task.path != "cma" else None)
-        return _DevicePool(desc, manager, task.transport)
+        if info is not None and kind_for(info) is MemoryKind.DEVICE:
+            return _DevicePool(desc, manager, task.transport)
+        allocates = info is not None and Capability.ALLOCATE in info.capabilities and task.path != "cma"
+        return _HostPool(desc, manager, task.transport if allocates else None)
 
     @abc.abstractmethod
     def room(self, tensor: int) -> Blocks:
@@ -120,7 +120,7 @@ class _HostPool(Pool):
             whole = room[start : start + size]
         first = int(whole.ctypes.data)
         super().__init__(desc, [first + index * desc.size for index in range(desc.num_tensors)])
-        self._tensors = whole.reshape(desc.num_tensors, *self._shape)
+        self._tensors: list[Blocks] = list(whole.reshape(desc.num_tensors, *self._shape))
 
     def room(self, tensor: int) -> Blocks:
         """The tensor itself."""
@@ -136,7 +136,7 @@ class _HostPool(Pool):
 
     def close(self) -> None:
         """Give the memory back."""
-        self._tensors = np.empty((0, 0, 0), np.uint8)
+        self._tensors.clear()
         allocation, self._allocation = self._allocation, None
         if allocation is not None:
             allocation.close()

@@ -6,8 +6,9 @@ import contextlib
 import ctypes
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
-from cachefw_ascendcl import CopyKind, Runtime, simulator
+from cachefw_ascendcl import Runtime, simulator
 
 import cachefw
 from cachefw.memory import MemoryKind
@@ -166,4 +167,23 @@ def test_a_cut_link_fails_the_transfer_and_mending_it_is_enough(runtime: Runtime
 
 
 def test_local_copies_go_every_way_but_host_to_host(runtime: Runtime) -> None:
-    assert CopyKind.DEVICE_TO_DEVICE
+    source, target = np.arange(3 * MIB, dtype=np.uint32).view(np.uint8), np.zeros(12 * MIB, np.uint8)
+    with (
+        cachefw.CacheManager(["hccs"]) as manager,
+        manager.allocate(12 * MIB, MemoryKind.DEVICE) as one,
+        manager.allocate(12 * MIB, MemoryKind.DEVICE) as other,
+    ):
+        manager.copy(one, source)
+        manager.copy(other, one)
+        manager.copy(target, other)
+        assert (target == source).all()
+        # Every way at once, in one call.
+        third = manager.allocate(12 * MIB, MemoryKind.DEVICE)
+        back = np.zeros(12 * MIB, np.uint8)
+        manager.copy([third, other, back], [one, source[::-1].copy(), one])
+        manager.copy([target, back], [other, third])
+        assert (target == source[::-1]).all()
+        assert (back == source).all()
+        third.close()
+        with pytest.raises(cachefw.UnsupportedOperation, match="piece 0 is a copy from host to host memory"):
+            manager.copy(target, source)

@@ -16,13 +16,16 @@ MIB = 2**20
 BASE = 0x12D400000000
 
 
+GOOD = Pointer(MemoryKind.DEVICE, 0, 2 * MIB, BASE, 64 * MIB)
+
+
 @attrs.frozen
 class Runtime:
     """A runtime that says what it is told to say."""
 
     soc: str | None = "Ascend910B3"
     device: int = 0
-    answer: Pointer | None = Pointer(MemoryKind.DEVICE, 0, 2 * MIB, BASE, 64 * MIB)
+    answer: Pointer | None = GOOD
 
     def pointer(self, address: int) -> Pointer | None:
         return self.answer

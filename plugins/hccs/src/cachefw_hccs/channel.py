@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -46,7 +47,10 @@ class Description(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 class HccsChannel(Channel):
     """The way to one peer of this host."""
 
-    def __init__(self, device: Device, lanes: Lanes, peer: Card, *, same_process: bool) -> None:
+    def __init__(
+        self, device: Device, lanes: Lanes, peer: Card, *, same_process: bool, on_close: Callable[[int], None]
+    ) -> None:
+        self._on_close = None if same_process else on_close
         self._device = device
         self._lanes = lanes
         self._peer = peer
@@ -107,9 +111,11 @@ class HccsChannel(Channel):
 
     def close(self) -> None:
         """Wait for what runs, and close the imports."""
-        self._closed = True
+        first, self._closed = not self._closed, True
         for transfer in list(self._running):
             transfer.wait()
+        if first and self._on_close is not None:
+            self._on_close(self._peer.pid)
         with self._lock:
             self._known.clear()
             imported, self._imported = self._imported, {}

@@ -1,4 +1,4 @@
-"""Streams to queue copies on: one for each transfer under way, kept for the next."""
+"""Streams to queue copies on: one for each transfer under way, then for the next one."""
 
 from __future__ import annotations
 
@@ -116,16 +116,17 @@ class Lanes:
 
 
 class HccsPrepared(Prepared):
-    """Addresses that are valid on this device. A lane is taken at the first post, and kept for the next."""
+    """Addresses that are valid on this device. Each post takes a lane; what is not under way holds none."""
 
-    __slots__ = ("_lane", "_lanes", "_size", "copies", "dst", "kind", "length", "src")
+    __slots__ = ("_copies", "_lanes", "_on", "_size", "dst", "kind", "length", "src")
 
     def __init__(self, lanes: Lanes, dst: Any, src: Any, length: Any, kind: CopyKind) -> None:
         self._lanes = lanes
-        self._lane: Lane | None = None
         self._size = int(length.sum())
         self.dst, self.src, self.length, self.kind = dst, src, length, kind
-        self.copies: Copies | None = None
+        # Made for the lane of the last post, which usually is the idle one of the next, too.
+        self._on: Lane | None = None
+        self._copies: Copies | None = None
 
     @property
     def nbytes(self) -> int:
@@ -138,27 +139,23 @@ class HccsPrepared(Prepared):
         return "ipc"
 
     def ready(self) -> tuple[Lane, Copies]:
-        """The lane, and the list of copies on it."""
-        lane, copies = self._lane, self.copies
-        if lane is None or copies is None or lane.spoiled:
-            self._let_go()
-            self._lane = lane = self._lanes.take()
-            self.copies = copies = lane.copies(self.dst, self.src, self.length, self.kind)
+        """A lane, which the caller has to give back, and the list of copies on it."""
+        lane = self._lanes.take()
+        copies = self._copies
+        if copies is None or self._on is not lane:
+            try:
+                copies = lane.copies(self.dst, self.src, self.length, self.kind)
+            except BaseException:
+                self._lanes.give_back(lane)
+                raise
+            self._on, self._copies = lane, copies
         return lane, copies
-
-    def _let_go(self) -> None:
-        lane, self._lane, self.copies = self._lane, None, None
-        if lane is not None:
-            self._lanes.give_back(lane)
-
-    def __del__(self) -> None:
-        self._let_go()
 
 
 class HccsTransfer(Transfer):
     """One posted batch: over when its stream has nothing left to do."""
 
-    __slots__ = ("_callbacks", "_done", "_error", "_lane", "_lanes", "_lock", "_prepared", "_running")
+    __slots__ = ("_asking", "_callbacks", "_done", "_error", "_lane", "_lanes", "_lock", "_prepared", "_running")
 
     def __init__(
         self,
@@ -177,37 +174,48 @@ class HccsTransfer(Transfer):
         # Refused while it was issued: what was issued before that still has to end.
         self._error = refused
         self._done = False
+        # The runtime tells of a failure once: who asks has to be the one that notes the answer, and nobody may still
+        # be asking about the stream when the next transfer has it.
+        self._asking = threading.Lock()
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[Transfer], None]] = []
 
     @property
     def settled(self) -> bool:
         """Whether the stream is empty."""
-        if not self._done:
+        if not self._done and self._asking.acquire(blocking=False):
             try:
-                if self._lane.stream.query():
-                    # An empty stream may have failed: only synchronising tells, which takes no time now.
+                # An empty stream may have failed: only synchronising tells, which takes no time then.
+                if not self._done and self._lane.stream.query():
                     self._lane.stream.synchronize()
-                    self._finish(None)
+                    self._note(None)
             except CacheError as error:
-                self._finish(error)
+                self._note(error)
+            finally:
+                self._asking.release()
+            self._tell()
         return self._done
 
     def wait(self, timeout: float | None = None) -> bool:
         """Sleep in the runtime, a slice at a time."""
         end = None if timeout is None else time.monotonic() + timeout
-        while not self.settled:
-            left = None if end is None else end - time.monotonic()
-            if left is not None and left <= 0:
-                return False
+        while not self._done:
+            left = _SLICE if end is None else min(_SLICE, end - time.monotonic())
+            if left <= 0:
+                return self.settled
+            if not self._asking.acquire(timeout=left):
+                continue
             try:
-                self._lane.stream.synchronize(_SLICE if left is None else min(_SLICE, left))
+                if not self._done:
+                    self._lane.stream.synchronize(left)
+                    self._note(None)
             except TransferTimeout:
                 continue
             except CacheError as error:
-                self._finish(error)
-            else:
-                self._finish(None)
+                self._note(error)
+            finally:
+                self._asking.release()
+            self._tell()
         return True
 
     @property
@@ -232,16 +240,21 @@ class HccsTransfer(Transfer):
         """The one way there is."""
         return self._prepared.path
 
-    def _finish(self, error: CacheError | None) -> None:
+    def _note(self, error: CacheError | None) -> None:
+        """It is over. Called once, by the one that asks."""
+        if error is not None:
+            claim(error, "post")
+            self._error = self._error or error
+        self._lane.spoiled = self._lane.spoiled or self._error is not None
         with self._lock:
-            if self._done:
-                return
-            if error is not None:
-                claim(error, "post")
-                self._error = self._error or error
-            self._lane.spoiled = self._lane.spoiled or self._error is not None
             self._done = True
-            callbacks, self._callbacks = self._callbacks, []
+        self._lanes.give_back(self._lane)
         self._running.discard(self)
+
+    def _tell(self) -> None:
+        with self._lock:
+            if not self._done:
+                return
+            callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             call_back(callback, self)

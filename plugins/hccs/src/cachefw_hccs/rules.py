@@ -67,6 +67,14 @@ class Case:
             return cls(request, UNKNOWN, named) if isinstance(named, str) else cls(request, named)
         return cls(request, for_soc(facts.soc if facts else None), facts=facts)
 
+    def place(self, index: int) -> str:
+        """What the caller calls the region at `index`."""
+        return self.request.place(index)
+
+    def at(self, index: int, region: MemoryRegion) -> str:
+        """The same, with its address."""
+        return f"{self.place(index)} {region.address:#x}"
+
     def regions(self) -> Iterator[tuple[int, MemoryRegion]]:
         """Each region with its place in the caller's list."""
         return zip(self.request.indices, self.request.regions, strict=True)
@@ -109,7 +117,7 @@ def _device_only(case: Case) -> Iterable[Finding]:
     for index, region in case.regions():
         if region.kind is MemoryKind.DEVICE or case.profile.host_memory:
             continue
-        place = f"{case.request.place(index)} {region.address:#x} is {region.kind}"
+        place = f"{case.at(index, region)} is {region.kind}"
         if case.profile.host_memory is None:
             text = f"{place}; whether HCCS carries that on {case.profile.products} is not known"
             yield _say(Outcome.NOT_CHECKED, text, "use device memory", (index, region))
@@ -126,7 +134,7 @@ def _alignment(case: Case) -> Iterable[Finding]:
     alignment = case.profile.alignment
     for index, region in case.device_regions():
         if alignment is None:
-            text = f"{case.request.place(index)} {region.address:#x}: the alignment that {case.profile.products} needs is not known"
+            text = f"{case.at(index, region)}: the alignment that {case.profile.products} needs is not known"
             yield _say(Outcome.NOT_CHECKED, text, "align it to 2 MiB, which every known machine takes", (index, region))
             continue
         past = region.address % alignment
@@ -134,10 +142,10 @@ def _alignment(case: Case) -> Iterable[Finding]:
             ahead = alignment - past
             yield _say(
                 Outcome.REFUSED,
-                f"{case.request.place(index)} {region.address:#x} is {past:,} bytes past a multiple of {alignment:,}; the next one is "
+                f"{case.at(index, region)} is {past:,} bytes past a multiple of {alignment:,}; the next one is "
                 f"{region.address + ahead:#x}, {ahead:,} bytes further",
-                f"take the memory from CacheManager.allocate, or allocate {alignment:,} bytes more than needed and start "
-                "at such an address (cachefw.align_within)",
+                f"take the memory from CacheManager.allocate, or allocate {alignment:,} bytes more than needed and "
+                "start at such an address (cachefw.align_within)",
                 (index, region),
                 remainder=past,
                 next_aligned=region.address + ahead,
@@ -165,8 +173,7 @@ def _device(case: Case) -> Iterable[Finding]:
         if case.facts and pointer.kind is MemoryKind.DEVICE and pointer.device not in (-1, case.facts.device):
             yield _say(
                 Outcome.REFUSED,
-                f"{case.request.place(at[0])} {at[1].address:#x} lies on device {pointer.device}; this transport is open on device "
-                f"{case.facts.device}",
+                f"{case.at(*at)} lies on device {pointer.device}; this transport is open on device {case.facts.device}",
                 "register it in the process, or with the node, of its own device",
                 at,
                 device=pointer.device,
@@ -182,7 +189,7 @@ def _range(case: Case) -> Iterable[Finding]:
         if over > 0:
             yield _say(
                 Outcome.REFUSED,
-                f"{case.request.place(at[0])} {at[1]} goes {over:,} bytes past its allocation, which ends at "
+                f"{case.place(at[0])} {at[1]} goes {over:,} bytes past its allocation, which ends at "
                 f"{pointer.start + pointer.length:#x}",
                 "check the address and the shape",
                 at,
@@ -195,13 +202,12 @@ def _page(case: Case) -> Iterable[Finding]:
     page = case.profile.page
     for at, pointer in _pointers(case):
         if page is None or pointer.page == 0:
-            text = f"{case.request.place(at[0])} {at[1].address:#x}: the size of its pages, or the one needed, is not known"
+            text = f"{case.at(*at)}: the size of its pages, or the one needed, is not known"
             yield _say(Outcome.NOT_CHECKED, text, "allocate with huge pages only", at)
         elif pointer.page < page:
             yield _say(
                 Outcome.REFUSED,
-                f"{case.request.place(at[0])} {at[1].address:#x} lies in pages of {pointer.page:,} bytes; HCCS memory is to lie in "
-                f"pages of {page:,}",
+                f"{case.at(*at)} lies in pages of {pointer.page:,} bytes; HCCS memory is to lie in pages of {page:,}",
                 "allocate it with huge pages only (ACL_MEM_MALLOC_HUGE_ONLY), as CacheManager.allocate does",
                 at,
                 page=pointer.page,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,8 @@ class HccsTransport(Transport):
         self._any_process = False
         self._simulated = False
         self._registered: set[HccsMemory] = set()
-        self._peers: list[int] = []
+        # How many channels lead to each process.
+        self._peers: Counter[int] = Counter()
         self._channels: weakref.WeakSet[HccsChannel] = weakref.WeakSet()
 
     # ------------------------------------------------------------------ life
@@ -115,7 +117,7 @@ class HccsTransport(Transport):
             with self._lock:
                 try:
                     if self._peers and not self._any_process:
-                        key.allow(self._peers)
+                        key.allow(list(self._peers))
                 except BaseException:
                     close_all([key])
                     raise
@@ -278,23 +280,31 @@ class HccsTransport(Transport):
                 device.enable_peer_access(peer.device)
             if not same_process:
                 self._admit(peer.pid)
-        channel = HccsChannel(device, lanes, peer, same_process=same_process)
+        channel = HccsChannel(device, lanes, peer, same_process=same_process, on_close=self._dismiss)
         self._channels.add(channel)
         return channel
 
     def _admit(self, pid: int) -> None:
         with self._lock:
-            if pid in self._peers:
+            self._peers[pid] += 1
+            if self._peers[pid] > 1:
                 return
             # The runtime counts up to 31 importers of a key, dead ones included.
-            self._peers.append(pid)
             try:
                 if not self._any_process:
                     for memory in self._registered:
-                        memory.key.allow(self._peers)
+                        memory.key.allow(list(self._peers))
             except BaseException:
-                self._peers.remove(pid)
+                del self._peers[pid]
                 raise
+
+    def _dismiss(self, pid: int) -> None:
+        # Keys that name it keep doing so; those made from now on do not.
+        with self._lock:
+            if self._peers[pid] > 1:
+                self._peers[pid] -= 1
+            else:
+                del self._peers[pid]
 
     # ------------------------------------------------------------------ facts for the rules
 
