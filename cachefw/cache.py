@@ -89,7 +89,8 @@ def _fault(where: str, wanted: str, value: object) -> tuple[type[Exception], str
 
 def as_int(value: object) -> int | None:
     """`value` as an int if it is a true integer (numpy's too, never a bool), else None."""
-    if isinstance(value, bool):
+    # Some numpy versions let their own bool pass for an index, with a warning.
+    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
         return None
     try:
         return operator.index(value)  # type: ignore[arg-type]

@@ -127,7 +127,7 @@ def make_transport(info: TransportInfo) -> Transport:
     transport.info = info
     reason = transport.probe()
     if reason is not None:
-        pytest.skip(f"transport {info.name!r} is not available here: {reason}")
+        pytest.skip(f"transport {info.name!r} is not available here: {reason.splitlines()[0]}")
     return transport
 
 
