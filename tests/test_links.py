@@ -407,8 +407,9 @@ def test_unlinking_ends_both_sides_with_the_reason(pair: tuple[cachefw.Node, cac
         prepared.post()
     with pytest.raises(cachefw.ClosedError):
         link.read(target.ctypes.data, source.ctypes.data, 10)
+    assert one.links == []
     with pytest.raises(cachefw.BrokenError, match="the peer closed it: it was unlinked"):
-        _sync_for_ever(back)
+        back.sync()
     with pytest.raises(cachefw.NotFoundError, match="no link to cluster 1; linked are: none"):
         two.cache_manager.pull_blocks(cachefw.BlocksCacheKey(1), _own_cache(two), [0], [0])
     again = two.link(one.address)
@@ -416,14 +417,31 @@ def test_unlinking_ends_both_sides_with_the_reason(pair: tuple[cachefw.Node, cac
     again.read(target.ctypes.data, source.ctypes.data, 10)
 
 
-def _sync_for_ever(link: cachefw.Link) -> None:
-    while True:
-        link.sync()
-
-
 def _own_cache(node: cachefw.Node) -> cachefw.Cache:
     memory = node.cache_manager.allocate(DESC.size * 2)
     return node.cache_manager.register_blocks_cache(DESC, [memory.address, memory.address + DESC.size])
+
+
+def test_unlinking_from_a_frozen_peer_ends_in_time(
+    pair: tuple[cachefw.Node, cachefw.Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = pair
+    link = two.link(one.address)
+    frozen, thaw = threading.Event(), threading.Event()
+
+    def freeze() -> None:
+        frozen.set()
+        thaw.wait(30)
+
+    one._loop.call_soon_threadsafe(freeze)
+    _wait_for(frozen)
+    monkeypatch.setenv("CACHEFW_LINK_TIMEOUT", "0.3")
+    two.unlink(link)
+    assert link.state is cachefw.LinkState.CLOSED
+    assert two.links == []
+    thaw.set()
+    monkeypatch.delenv("CACHEFW_LINK_TIMEOUT")
+    assert two.link(one.address).state is cachefw.LinkState.UP
 
 
 def test_closing_a_node_tells_its_peers_and_observers() -> None:

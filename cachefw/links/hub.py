@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any
@@ -93,6 +94,7 @@ class Hub:
                 link.check_up("link")
         except BaseException as error:
             link.end(LinkState.BROKEN, f"the handshake failed: {error}")
+            link.gone.set()
             raise
         finally:
             self._forming.discard(link)
@@ -121,10 +123,15 @@ class Hub:
 
     async def _converse(self, link: Link, wire: Wire) -> None:
         try:
-            while link.state is LinkState.UP:
-                link.handle(await wire.receive(messages.LIMIT))
+            while True:
+                message = await wire.receive(messages.LIMIT)
+                if link.state is LinkState.UP:
+                    link.handle(message)
         except (CacheError, OSError) as error:
             link.end(LinkState.BROKEN, str(error))
+        finally:
+            wire.writer.close()
+            link.gone.set()
 
     def link_ended(self, link: Link) -> None:
         """Forget a link, and close its channel where that may block."""
@@ -134,8 +141,11 @@ class Hub:
             self._on_change(link)
 
     async def unlink(self, link: Link, reason: str) -> None:
-        """Close one link on purpose."""
+        """Close one link on purpose, and wait until the peer's end is down too, unless the peer does not answer."""
         link.end(LinkState.CLOSED, "it was closed on this side", goodbye=reason)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(link.gone.wait(), self.manager.link_timeout)
+        link.close_wire()
         # The channel is closed once, in a thread of its own; closing again only waits for that.
         await aside(link.channel.close)
 

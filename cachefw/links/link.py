@@ -91,6 +91,8 @@ class Link:
         self.registry = owner.registry
         #: Changes whenever the peer's table or the state does. Read without a lock on the transfer path.
         self.version = 0
+        #: Set in the loop's thread once the connection is closed.
+        self.gone = asyncio.Event()
         #: Transfers that have not settled. Single operations on it are atomic.
         self.inflight: dict[LinkTransfer, PreparedTransfer] = {}
         self._owner = owner
@@ -318,17 +320,25 @@ class Link:
         if self.state is not LinkState.UP:
             return
         if goodbye is not None:
+            # Half open until the peer has closed its half: that is how this side learns that the peer's end is down.
             self.send(messages.Goodbye(goodbye))
+            if self._writer.can_write_eof():
+                self._writer.write_eof()
+        else:
+            self._writer.close()
         self.state, self.reason = state, reason
         with self._lock:
             self._memories.clear()
             self._caches.clear()
             self._names.clear()
             self.version += 1
-        self._writer.close()
         for answer in self._answers.values():
             answer.cancel()
         self._owner.link_ended(self)
+
+    def close_wire(self) -> None:
+        """Close the connection, whether or not the peer has."""
+        self._writer.close()
 
     def __repr__(self) -> str:
         return f"<Link to {self.peer_name} by {self.transport}, {self.state.value}>"

@@ -17,7 +17,6 @@ import cachefw
 
 MIB = 2**20
 ROUNDS = 1000
-SECONDS = 60
 
 
 class Other:
@@ -68,16 +67,14 @@ def test_a_thousand_rounds_leave_nothing_on_either_side() -> None:
                 read_once(node, device, other, number)
             time.sleep(0.2)
             before = held(0), other("held")
-            start = time.monotonic()
             for number in range(ROUNDS):
                 read_once(node, device, other, number)
-            taken = time.monotonic() - start
             # The connection of the last round may take a moment longer to close.
-            while time.monotonic() < start + taken + 5 and (held(0), other("held")) != before:
+            end = time.monotonic() + 10
+            while time.monotonic() < end and (held(0), other("held")) != before:
                 time.sleep(0.01)
             assert held(0) == before[0]
             assert other("held") == before[1]
-            assert taken < SECONDS
     finally:
         code = other.end()
     assert code == 0
