@@ -187,3 +187,27 @@ def test_local_copies_go_every_way_but_host_to_host(runtime: Runtime) -> None:
         third.close()
         with pytest.raises(cachefw.UnsupportedOperation, match="piece 0 is a copy from host to host memory"):
             manager.copy(target, source)
+
+
+def test_memory_that_is_freed_while_it_is_registered_fails_the_transfer_and_not_the_process(runtime: Runtime) -> None:
+    with (
+        cachefw.Node(1, "127.0.0.1:0", transports=["hccs"]) as one,
+        cachefw.Node(2, transports=["hccs"]) as two,
+        two.cache_manager.allocate(2 * MIB, MemoryKind.DEVICE) as here,
+    ):
+        there = one.cache_manager.allocate(2 * MIB, MemoryKind.DEVICE)
+        address = there.address
+        source = one.cache_manager.register_memory(there)
+        two.cache_manager.register_memory(here)
+        link = two.link(one.address)
+        link.read(here.address, address, MIB)
+        there.close()
+        with pytest.raises(cachefw.CacheError) as caught:
+            link.read(here.address, address, MIB)
+        assert caught.value.status
+        assert caught.value.transport == "hccs"
+        with contextlib.suppress(cachefw.CacheError):
+            # The runtime may say that the key went with its memory.
+            one.cache_manager.unregister_memory(source)
+        with one.cache_manager.allocate(2 * MIB, MemoryKind.DEVICE) as again:
+            assert again.address
