@@ -11,9 +11,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import raw, report, running
+from benchmarks.paths import HCCS, HCCS_WORKLOADS, PATHS, installed
 
 WORKLOADS = ("w1", "w2", "w3", "w4", "w5", "w6")
-PATHS = ("shm", "cma")
+
+_PATHS_HELP = "Paths: shm, cma, and hccs: w1 to w4 alone, between emulated devices, SIMULATED."
 
 
 def _names(allowed: tuple[str, ...]) -> click.ParamType:
@@ -34,7 +36,7 @@ def _names(allowed: tuple[str, ...]) -> click.ParamType:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option("--only", type=_names(WORKLOADS), default=WORKLOADS, help="Workloads, e.g. w1,w2.", show_default="all")
-@click.option("--path", "paths", type=_names(PATHS), default=PATHS, help="Paths: shm, cma.", show_default="both")
+@click.option("--path", "paths", type=_names(PATHS), default=installed, help=_PATHS_HELP, show_default="all installed")
 @click.option("--rounds", type=click.IntRange(1), default=9, show_default=True, help="Times everything is measured.")
 @click.option("--quick", is_flag=True, help="Three rounds: a look, not a measurement.")
 @click.option("--json", "into", metavar="FILE", help="Write everything measured as JSON; - is the standard output.")
@@ -54,6 +56,8 @@ def main(only: tuple[str, ...], paths: tuple[str, ...], rounds: int, quick: bool
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         for workload in only:
             for path in paths:
+                if path == HCCS and workload not in HCCS_WORKLOADS:
+                    continue
                 task = progress.add_task(f"{workload} {path}", total=None)
                 try:
                     outcome = running.run(

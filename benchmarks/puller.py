@@ -5,6 +5,7 @@ Prints a line of JSON for each step and one with the outcome.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import statistics
@@ -18,6 +19,8 @@ import numpy as np
 
 import cachefw
 from benchmarks import raw
+from benchmarks.paths import SHARED
+from benchmarks.paths import node as make_node
 from benchmarks.shapes import SHAPES, U64, Buffers, Shape, WrongDataError
 
 Call = Callable[[], Any]
@@ -35,7 +38,7 @@ class Puller:
         self.remote: list[int] = about["buffers"]
         self._mappings: list[Any] = []
         self._raw_remote = self.remote
-        if path == "shm":
+        if path in SHARED:
             mapped = [raw.mapped(file, shape.slots * shape.block) for file in about["files"]]
             self._raw_remote = [address for address, _ in mapped]
             self._mappings = [mapping for _, mapping in mapped]
@@ -103,57 +106,57 @@ def large(puller: Puller, rounds: int, cold_rounds: int) -> dict[str, Any]:
             into.close()
             gc.collect()
             puller.step()
-    into = Buffers(node, shape, path)
-    contenders = {"as called": puller.called(into), "prepared": puller.prepared(into)}
-    contenders.update({name: puller.raw(into, way) for name, way in raw_ways.items()})
-    times: dict[str, list[int]] = {name: [] for name in contenders}
-    order = list(contenders)
-    for _ in range(rounds):
-        for name in order:
-            into.wipe()
-            times[name].append(puller.timed(contenders[name], into))
-            puller.step()
-        # Nobody always comes after the same one.
-        order = order[1:] + order[:1]
-    tracemalloc.start()
-    contenders["as called"]()
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    with contextlib.closing(Buffers(node, shape, path)) as into:
+        contenders = {"as called": puller.called(into), "prepared": puller.prepared(into)}
+        contenders.update({name: puller.raw(into, way) for name, way in raw_ways.items()})
+        times: dict[str, list[int]] = {name: [] for name in contenders}
+        order = list(contenders)
+        for _ in range(rounds):
+            for name in order:
+                into.wipe()
+                times[name].append(puller.timed(contenders[name], into))
+                puller.step()
+            # Nobody always comes after the same one.
+            order = order[1:] + order[:1]
+        tracemalloc.start()
+        contenders["as called"]()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
     return {"ns": times, "cold_ns": cold, "peak_bytes": peak, "pieces": shape.buffers * shape.take}
 
 
 def small(puller: Puller, rounds: int) -> dict[str, Any]:
     """W4: one block again and again, and many blocks in turn; nanoseconds without those that timing itself takes."""
     shape, link = puller.shape, puller.link
-    into = Buffers(puller.node, shape, puller.path)
-    raw_ways = raw.ways(puller.path, (1,))
-    local, remote = puller._pieces(into.addresses, puller.here), puller._pieces(puller.remote, puller.there)
-    raw_remote = puller._pieces(puller._raw_remote, puller.there)
-    length = np.full(1, shape.block, np.uint64)
-    calls: dict[str, list[Call]] = {"nothing": [lambda: None] * len(local), "prepared": [], "read": []}
-    calls.update({name: [] for name in raw_ways})
-    for i in range(len(local)):
-        ends = local[i : i + 1], remote[i : i + 1]
-        calls["prepared"].append(link.prepare(cachefw.Operation.READ, *ends, length).post)
-        calls["read"].append(_reader(link, int(local[i]), int(remote[i]), shape.block))
-        for name, way in raw_ways.items():
-            calls[name].append(raw.mover(way, local[i : i + 1], raw_remote[i : i + 1], length, puller.pid))
-    found: dict[str, dict[str, list[int]]] = {}
-    for kind in ("again", "in turn"):
-        times: dict[str, list[int]] = {name: [] for name in calls}
-        for _ in range(rounds):
-            for name, each in calls.items():
-                into.wipe()
-                run = each if kind == "in turn" else each[:1] * len(each)
-                times[name] += _samples(run)
-                if name != "nothing":
-                    moved = len(each) if kind == "in turn" else 1
-                    into.check(puller.there[:moved], puller.here[:moved])
-            puller.step()
-        nothing = statistics.median(times.pop("nothing"))
-        found[kind] = {
-            name: [int(np.percentile(taken, q) - nothing) for q in (50, 99)] for name, taken in times.items()
-        }
+    with contextlib.closing(Buffers(puller.node, shape, puller.path)) as into:
+        raw_ways = raw.ways(puller.path, (1,))
+        local, remote = puller._pieces(into.addresses, puller.here), puller._pieces(puller.remote, puller.there)
+        raw_remote = puller._pieces(puller._raw_remote, puller.there)
+        length = np.full(1, shape.block, np.uint64)
+        calls: dict[str, list[Call]] = {"nothing": [lambda: None] * len(local), "prepared": [], "read": []}
+        calls.update({name: [] for name in raw_ways})
+        for i in range(len(local)):
+            ends = local[i : i + 1], remote[i : i + 1]
+            calls["prepared"].append(link.prepare(cachefw.Operation.READ, *ends, length).post)
+            calls["read"].append(_reader(link, int(local[i]), int(remote[i]), shape.block))
+            for name, way in raw_ways.items():
+                calls[name].append(raw.mover(way, local[i : i + 1], raw_remote[i : i + 1], length, puller.pid))
+        found: dict[str, dict[str, list[int]]] = {}
+        for kind in ("again", "in turn"):
+            times: dict[str, list[int]] = {name: [] for name in calls}
+            for _ in range(rounds):
+                for name, each in calls.items():
+                    into.wipe()
+                    run = each if kind == "in turn" else each[:1] * len(each)
+                    times[name] += _samples(run)
+                    if name != "nothing":
+                        moved = len(each) if kind == "in turn" else 1
+                        into.check(puller.there[:moved], puller.here[:moved])
+                puller.step()
+            nothing = statistics.median(times.pop("nothing"))
+            found[kind] = {
+                name: [int(np.percentile(taken, q) - nothing) for q in (50, 99)] for name, taken in times.items()
+            }
     return {"p50_p99_ns": found}
 
 
@@ -205,7 +208,7 @@ def main() -> None:
     path, rounds, workload = order["path"], order["rounds"], order["workload"]
     # The limits on addresses are those of one vendor's devices.
     limits = cachefw.Limits(addresses=20_000)
-    with cachefw.Node(2, transports=["host"], limits=limits) as node:
+    with make_node(2, path, limits=limits) as node:
         if workload == "w5":
             done = iter(range(1, 1000))
             total = rounds * 5

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import raw
+from benchmarks import paths, raw
 
 ROOT = Path(__file__).resolve().parent.parent
 Told = Callable[[int, int], object]
@@ -27,8 +27,8 @@ def run(workload: str, path: str, rounds: int, told: Told) -> dict[str, Any]:
     if workload == "w6":
         return _starts(path, rounds, told)
     order = json.dumps({"workload": workload, "path": path, "rounds": rounds, "cold_rounds": min(rounds, 3)})
-    with _process("target", order, stdin=subprocess.PIPE) as target:
-        with _process("puller", order, stdin=target.stdout) as puller:
+    with _process("target", order, path, stdin=subprocess.PIPE) as target:
+        with _process("puller", order, path, stdin=target.stdout) as puller:
             outcome = None
             for line in puller.stdout:
                 message = json.loads(line)
@@ -42,15 +42,15 @@ def run(workload: str, path: str, rounds: int, told: Told) -> dict[str, Any]:
     return outcome
 
 
-def _process(module: str, argument: str, **pipes: Any) -> subprocess.Popen[str]:
+def _process(module: str, argument: str, path: str, **pipes: Any) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", f"benchmarks.{module}", argument]
-    return subprocess.Popen(command, cwd=ROOT, env=_environment(), stdout=subprocess.PIPE, text=True, **pipes)
+    return subprocess.Popen(command, cwd=ROOT, env=_environment(path), stdout=subprocess.PIPE, text=True, **pipes)
 
 
-def _environment() -> dict[str, str]:
+def _environment(path: str) -> dict[str, str]:
     # As installed: everybody's bytecode is there. In a checkout ours might have to be compiled at each start.
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return {**kept, "PYTHONPYCACHEPREFIX": str(raw.folder() / "bytecode")}
+    return {**kept, **paths.environment(path), "PYTHONPYCACHEPREFIX": str(raw.folder() / "bytecode")}
 
 
 def _starts(path: str, rounds: int, told: Told) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def _starts(path: str, rounds: int, told: Told) -> dict[str, Any]:
             if name == "first byte":
                 elapsed, wrong = _first_byte(path, begin)
             else:
-                subprocess.run([sys.executable, "-c", name], check=True, cwd=ROOT, env=_environment())
+                subprocess.run([sys.executable, "-c", name], check=True, cwd=ROOT, env=_environment(path))
                 elapsed = time.perf_counter() - begin
             if done >= 0:
                 times.append(elapsed * 1e3)
@@ -76,9 +76,9 @@ def _starts(path: str, rounds: int, told: Told) -> dict[str, Any]:
 
 def _first_byte(path: str, begin: float) -> tuple[float, str | None]:
     order = json.dumps({"workload": "w6", "path": path})
-    with _process("target", order, stdin=subprocess.PIPE) as target:
+    with _process("target", order, path, stdin=subprocess.PIPE) as target:
         # Reads where the other listens from the other's own output, so that nothing stands between them.
-        with _process("first", path, stdin=target.stdout) as puller:
+        with _process("first", path, path, stdin=target.stdout) as puller:
             if puller.stdout.readline().strip() != "pulled":
                 raise FailedError("could not be measured: nothing was pulled")
             elapsed = time.perf_counter() - begin

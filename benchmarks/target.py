@@ -9,9 +9,10 @@ import sys
 
 def main() -> None:
     order = json.loads(sys.argv[1])
-    import cachefw
+    from benchmarks.paths import SHARED
+    from benchmarks.paths import node as make_node
 
-    with cachefw.Node(1, "127.0.0.1:0", transports=["host"]) as node:
+    with make_node(1, order["path"], "127.0.0.1:0") as node:
         about = {"address": node.address, "pid": os.getpid()}
         if order["workload"] == "w6":
             memory = _one_block(node, order["path"])
@@ -23,7 +24,7 @@ def main() -> None:
             buffers = Buffers(node, SHAPES[order["workload"]], order["path"], published=True)
             buffers.fill()
             about["buffers"] = buffers.addresses
-            if order["path"] == "shm":
+            if order["path"] in SHARED:
                 about["files"] = shared_files(os.getpid(), buffers.addresses)
         print(json.dumps(about), flush=True)
         sys.stdin.read()

@@ -4,7 +4,8 @@
 
 #include <string.h>
 
-#define RUN_TASKS 256
+#define RUN_TASKS 1024
+#define HULLS 16
 #define RUN_BYTES ((size_t)64 << 20)
 
 /* Which bytes: the file and the place in it, as the same memory may be mapped twice; or the address. */
@@ -16,8 +17,9 @@ typedef struct {
     sim_piece pieces[RUN_TASKS];
     span      to[RUN_TASKS]; /* in order; none touches another */
     span      from[RUN_TASKS];
-    span      hull; /* around all of from */
-    size_t    count;
+    span      hulls[HULLS]; /* one for each file of from, around all that is in it */
+    size_t    count, num_hulls;
+    bool      no_hulls; /* more files than that */
 } copy_run;
 
 static span span_of(const sim_region *region, const char *data, size_t size)
@@ -54,8 +56,12 @@ static size_t find(const copy_run *run, const span *what)
 
 static bool is_source(const copy_run *run, const span *to)
 {
-    /* Sources in several files have no hull, which then holds all. */
-    if (run->hull.end != 0 && !meet(to, &run->hull)) {
+    bool close = run->no_hulls;
+
+    for (size_t index = 0; index < run->num_hulls && !close; ++index) {
+        close = meet(to, &run->hulls[index]);
+    }
+    if (!close) {
         return false;
     }
     for (size_t index = 0; index < run->count; ++index) {
@@ -68,13 +74,19 @@ static bool is_source(const copy_run *run, const span *to)
 
 static void widen(copy_run *run, const span *from)
 {
-    if (run->count == 0) {
-        run->hull = *from;
-    } else if (run->hull.inode != from->inode) {
-        run->hull.end = 0;
-    } else if (run->hull.end != 0) {
-        run->hull.begin = from->begin < run->hull.begin ? from->begin : run->hull.begin;
-        run->hull.end   = from->end > run->hull.end ? from->end : run->hull.end;
+    for (size_t index = run->num_hulls; index > 0; --index) {
+        span *hull = &run->hulls[index - 1];
+
+        if (hull->inode == from->inode) {
+            hull->begin = from->begin < hull->begin ? from->begin : hull->begin;
+            hull->end   = from->end > hull->end ? from->end : hull->end;
+            return;
+        }
+    }
+    if (run->num_hulls < HULLS) {
+        run->hulls[run->num_hulls++] = *from;
+    } else {
+        run->no_hulls = true;
     }
 }
 
@@ -105,7 +117,9 @@ static uint64_t run_copies(sim_stream *stream, const sim_task *task, uint64_t co
     uint64_t ran   = 0;
     size_t   bytes = 0;
 
-    run.count = 0;
+    run.count     = 0;
+    run.num_hulls = 0;
+    run.no_hulls  = false;
     for (; ran < count && ran < RUN_TASKS && task->kind == SIM_TASK_COPY && bytes < RUN_BYTES; ++ran) {
         sim_piece piece;
         aclError  code =

@@ -1,0 +1,74 @@
+"""The ways that bytes go, and the nodes and the memory that take each of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import cachefw
+
+__all__ = ["HCCS", "HCCS_WORKLOADS", "PATHS", "SHARED", "SIMULATED", "DeviceMemory", "environment", "installed", "node"]
+
+HCCS = "hccs"
+PATHS = ("shm", "cma", HCCS)
+#: Paths whose memory the raw limits can map.
+SHARED = ("shm", HCCS)
+HCCS_WORKLOADS = ("w1", "w2", "w3", "w4")
+#: Always told beside a figure of `HCCS`, which has never seen a device.
+SIMULATED = "SIMULATED"
+
+
+def installed() -> tuple[str, ...]:
+    """The paths whose transports are there."""
+    there = importlib.util.find_spec("cachefw_hccs") is not None
+    return tuple(path for path in PATHS if path != HCCS or there)
+
+
+def environment(path: str) -> dict[str, str]:
+    """What both processes of a path have to agree on."""
+    if path != HCCS:
+        return {}
+    # Open, so that the raw limits too can reach the memory of the emulated devices.
+    machine = f"benchmarks-{os.getpid()}"
+    return {"CACHEFW_ASCENDCL": "simulator", "ACLSIM_MODE": "open", "ACLSIM_MACHINE": machine}
+
+
+def node(cluster: int, path: str, address: str | None = None, **options: Any) -> cachefw.Node:
+    """The node of one side: on `HCCS` each side has a device of its own."""
+    if path == HCCS:
+        settings = {"hccs": {"device": cluster - 1}}
+        return cachefw.Node(cluster, address, transports=["hccs"], settings=settings, **options)
+    return cachefw.Node(cluster, address, transports=["host"], **options)
+
+
+class DeviceMemory:
+    """Reads and writes the memory of a device through the runtime, as is done on hardware."""
+
+    def __init__(self, device: int) -> None:
+        from cachefw_ascendcl import Runtime
+
+        self._runtime = Runtime()
+        if not self._runtime.library.is_simulator:
+            raise RuntimeError("this path is measured on the simulator only: the raw limits map its memory")
+        self._device = self._runtime.device(device)
+
+    def close(self) -> None:
+        """Let go of the device."""
+        self._device.close()
+        self._runtime.close()
+
+    def put(self, address: int, words: NDArray[np.uint64]) -> None:
+        """Write."""
+        from cachefw_ascendcl import CopyKind
+
+        self._device.copy(address, words.ctypes.data, words.nbytes, CopyKind.HOST_TO_DEVICE)
+
+    def get(self, address: int, words: NDArray[np.uint64]) -> None:
+        """Read."""
+        from cachefw_ascendcl import CopyKind
+
+        self._device.copy(words.ctypes.data, address, words.nbytes, CopyKind.DEVICE_TO_HOST)
