@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "sim.h"
 
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,6 +29,7 @@ static pthread_cond_t  work = PTHREAD_COND_INITIALIZER, done = PTHREAD_COND_INIT
 static job            *jobs;
 static pthread_t       helpers[MAX_HELPERS];
 static unsigned        num_helpers;
+static int             avoided = -1; /* the processor that helpers keep off */
 static bool            stopping;
 
 bool sim_thread_start(pthread_t *thread_p, const char *name, void *(*run)(void *), void *argument)
@@ -139,6 +141,25 @@ static void start_helpers(void)
     while (num_helpers + 1 < sim_option.copy_threads && num_helpers < MAX_HELPERS && !stopping &&
            sim_thread_start(&helpers[num_helpers], "aclsim-copy", help, NULL)) {
         ++num_helpers;
+        avoided = -1;
+    }
+}
+
+/* With the lock held. Left to itself, the kernel may wake a helper on the very processor of the one that wakes it, and
+ * let the two take turns there for a tick, which is longer than most copies take. */
+static void keep_off(int processor)
+{
+    cpu_set_t allowed;
+
+    if (processor < 0 || processor == avoided || sched_getaffinity(0, sizeof(allowed), &allowed) != 0) {
+        return;
+    }
+    avoided = processor;
+    if (processor < CPU_SETSIZE && CPU_COUNT(&allowed) > 1) {
+        CPU_CLR(processor, &allowed);
+        for (unsigned index = 0; index < num_helpers; ++index) {
+            pthread_setaffinity_np(helpers[index], sizeof(allowed), &allowed);
+        }
     }
 }
 
@@ -155,6 +176,7 @@ static void share(job *mine)
 
     pthread_mutex_lock(&lock);
     start_helpers();
+    keep_off(sched_getcpu());
     mine->next = jobs;
     jobs       = mine;
     pthread_cond_broadcast(&work);
