@@ -86,7 +86,6 @@ class Link:
         self.state = LinkState.UP
         self.reason = ""
         self.channel = channel
-        #: `Channel.post`, looked up once: a small transfer takes less than a microsecond in all.
         self.start = channel.post
         self.registry = owner.registry
         #: Changes whenever the peer's table or the state does. Read without a lock on the transfer path.
@@ -104,8 +103,8 @@ class Link:
         self._table: tuple[int, RangeTable] | None = None
         self._serials = itertools.count(1)
         self._answers: dict[int, asyncio.Future[None]] = {}
-        # Withdrawals that wait for transfers to settle: (serial, ids).
-        self._draining: list[tuple[int, frozenset[int]]] = []
+        #: Withdrawals that wait for transfers to settle: (serial, ids).
+        self.draining: list[tuple[int, frozenset[int]]] = []
 
     # ------------------------------------------------------------------ looking
 
@@ -286,7 +285,7 @@ class Link:
     def left(self, transfer: LinkTransfer) -> None:
         """A transfer has settled, or was never started."""
         self.inflight.pop(transfer, None)
-        if self._draining:
+        if self.draining:
             self._owner.loop.call_soon_threadsafe(self._drain)
 
     def finished(self, transfer: LinkTransfer, notify: bytes | None) -> None:
@@ -433,20 +432,20 @@ class Link:
             for number in message.memory_ids:
                 self._memories.pop(number, None)
             self.version += 1
-        self._draining.append((message.serial, frozenset(message.memory_ids)))
+        self.draining.append((message.serial, frozenset(message.memory_ids)))
         self._drain()
 
     def _drain(self) -> None:
         """Answer the withdrawals whose memory no transfer touches any more."""
         waiting = []
-        for serial, ids in self._draining:
+        for serial, ids in self.draining:
             if any(prepared.touches_remote(ids) for prepared in list(self.inflight.values())):
                 waiting.append((serial, ids))
                 continue
             for number in ids:
                 self.channel.detach(number)
             self.send(messages.Withdrawn(serial))
-        self._draining = waiting
+        self.draining = waiting
 
 
 def _name_words(name: tuple[str, int, int]) -> str:

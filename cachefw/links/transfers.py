@@ -19,6 +19,7 @@ class Way(Protocol):
     registry: Registry
     version: int
     inflight: dict[LinkTransfer, PreparedTransfer]
+    draining: list[Any]
 
     @property
     def start(self) -> Callable[[Prepared], Transfer]: ...
@@ -47,9 +48,9 @@ class LinkTransfer(Transfer):
 
     __slots__ = ("_native", "prepared")
 
-    def __init__(self, prepared: PreparedTransfer) -> None:
-        self.prepared = prepared
-        self._native: Transfer
+    # Set by `PreparedTransfer.post`; an `__init__` would take a tenth of a small transfer.
+    _native: Transfer
+    prepared: PreparedTransfer
 
     @property
     def settled(self) -> bool:
@@ -131,12 +132,15 @@ class PreparedTransfer:
     """
 
     __slots__ = (
+        "_inflight",
         "_link",
         "_link_version",
         "_local",
         "_native",
+        "_registry",
         "_registry_version",
         "_remote",
+        "_start",
         "nbytes",
         "operation",
         "pieces",
@@ -153,6 +157,8 @@ class PreparedTransfer:
         versions: tuple[int, int],
     ) -> None:
         self._link = link
+        # Looked up once: a small transfer takes less than a microsecond in all.
+        self._start, self._inflight, self._registry = link.start, link.inflight, link.registry
         self._native = native
         self._local = local
         self._remote = remote
@@ -175,29 +181,38 @@ class PreparedTransfer:
             TransferTimeout: It is not settled; its memory stays in use until it is.
         """
         link = self._link
-        transfer = LinkTransfer(self)
+        transfer = LinkTransfer()
+        transfer.prepared = self
         # Entered before the check below, and looked at after memory was marked as leaving: one side sees the other.
-        link.inflight[transfer] = self
+        self._inflight[transfer] = self
         try:
-            if self._registry_version != link.registry.version or self._link_version != link.version:
+            if self._registry_version != self._registry.version or self._link_version != link.version:
                 self._check_again()
             if notify is not None:
                 link.check_notification(notify)
-            transfer._native = native = link.start(self._native)
+            transfer._native = native = self._start(self._native)
         except BaseException:
             link.left(transfer)
             raise
         if not wait:
-            native.add_done_callback(lambda _: link.finished(transfer, notify))
-            return transfer
+            return self._leave(transfer, notify)
         if not native.settled:
             self._wait(transfer, timeout)
-        link.left(transfer)
+        # `Way.left`, for which a call would take as long as the rest of these lines.
+        del self._inflight[transfer]
+        if link.draining:
+            link.left(transfer)
         error = native.error
         if error is not None:
             raise self.named(error)
         if notify is not None:
             link.notify(notify)
+        return transfer
+
+    def _leave(self, transfer: LinkTransfer, notify: bytes | None) -> LinkTransfer:
+        # A closure in `post` would cost those who wait, too.
+        link = self._link
+        transfer._native.add_done_callback(lambda _: link.finished(transfer, notify))
         return transfer
 
     def _wait(self, transfer: LinkTransfer, timeout: float | None) -> None:

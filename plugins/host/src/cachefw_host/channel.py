@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -80,6 +80,7 @@ class HostChannel(Channel):
     def __init__(self, native: Any, pool: Pool, peer: Card, paths: tuple[str, ...], *, same_pids: bool) -> None:
         self._native = native
         self._pool = pool
+        self._move = pool.move
         self._peer = peer
         self._paths = paths
         self._same_pids = same_pids
@@ -154,14 +155,15 @@ class HostChannel(Channel):
 
     def post(self, prepared: Prepared) -> Transfer:
         """One native call."""
-        assert isinstance(prepared, HostPrepared)  # noqa: S101 - made by `prepare`
+        if TYPE_CHECKING:
+            assert isinstance(prepared, HostPrepared)
         # Entered before the check below, and looked at after the channel was marked as closed: one side sees the other.
         self._posting.append(prepared)
         try:
             if self._closed:
                 raise ClosedError("this channel is closed", operation="post", transport=TRANSPORT)
             if prepared.small:
-                return self._pool.move(prepared)
+                return self._move(prepared)
             transfer = self._pool.post(prepared)
             self._running.add(transfer)
         finally:

@@ -45,8 +45,15 @@ int cfw_batch_create(const cfw_part *parts, uint32_t num_parts, cfw_batch **batc
     batch->bytes     = bytes;
     batch->num_parts = num_parts;
     batch->streaming = bytes >= CFW_STREAM_BATCH;
-    batch->single    = num_parts == 1 && parts->count == 1 && parts->op <= CFW_COPY_OUT &&
-                       bytes > 0 && !batch->streaming;
+    batch->from      = NULL;
+    batch->to        = NULL;
+    if (num_parts == 1 && parts->count == 1 && parts->op <= CFW_COPY_OUT && bytes > 0 &&
+        !batch->streaming) {
+        bool in = parts->op == CFW_COPY_IN;
+
+        batch->to   = (void *)(uintptr_t)(in ? *parts->local : *parts->remote);
+        batch->from = (const void *)(uintptr_t)(in ? *parts->remote : *parts->local);
+    }
     if (num_parts > 0) {
         memcpy(batch->parts, parts, num_parts * sizeof(*parts));
     }
@@ -145,15 +152,11 @@ int cfw_batch_move(const cfw_batch *batch, cfw_place place, uint64_t bytes, cfw_
 
 int cfw_batch_run(cfw_batch *batch, cfw_result *result_p)
 {
-    /* One small block is the commonest call of all, and the walk costs as much
-     * as copying it. */
-    if (batch->single) {
-        const cfw_part *part = batch->parts;
-        bool            in   = part->op == CFW_COPY_IN;
-
+    /* One small block is the commonest call of all, and looking it up costs as
+     * much as copying it. */
+    if (batch->to != NULL) {
         *result_p = (cfw_result){.bytes = batch->bytes};
-        memcpy((void *)(uintptr_t)(in ? *part->local : *part->remote),
-               (const void *)(uintptr_t)(in ? *part->remote : *part->local), batch->bytes);
+        memcpy(batch->to, batch->from, batch->bytes);
         return 0;
     }
     return cfw_batch_move(batch, (cfw_place){0}, batch->bytes, result_p);

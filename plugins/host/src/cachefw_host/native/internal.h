@@ -16,8 +16,10 @@ struct cfw_batch {
     uint64_t bytes;
     uint32_t num_parts;
     bool     streaming; /* large enough to go past the caches */
-    bool     single;    /* one item to copy, neither empty nor streaming */
-    cfw_part parts[];
+    /* One item to copy, neither empty nor streaming: where from and where to, else NULL. */
+    const void *from;
+    void       *to;
+    cfw_part    parts[];
 };
 
 /* A place in a batch: `offset` bytes into one item of one part. */
