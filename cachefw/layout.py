@@ -104,6 +104,7 @@ def spread(local: Sequence[int], remote: Sequence[int], local_offset: int, remot
         np.array(local, np.uint64) + np.uint64(local_offset),
         np.array(remote, np.uint64) + np.uint64(remote_offset),
         np.full(len(local), length, np.uint64),
+        scratch=True,
     )
 
 
@@ -116,6 +117,7 @@ def scatter(
         np.add.outer(np.array(remote, np.uint64), remote_offsets).ravel(),
         np.tile(length, len(local)),
         len(length),
+        scratch=True,
     )
 
 
@@ -124,7 +126,8 @@ def join(pieces: Pieces, *sides: U64) -> tuple[Pieces, list[U64]]:
 
     Args:
         pieces: What to move.
-        *sides: For each piece the region it lies in, on either side; pieces of different regions stay apart.
+        *sides: For each piece the region it lies in, on either side; pieces of different regions stay apart. They are
+            overwritten, and so are pieces that are `scratch`: who asks for a million has no room for a second set.
 
     Returns:
         The joined pieces and the regions that belong to them.
@@ -138,6 +141,21 @@ def join(pieces: Pieces, *sides: U64) -> tuple[Pieces, list[U64]]:
         follows &= side[1:] == side[:-1]
     if not follows.any():
         return pieces, list(sides)
-    first = np.concatenate(([0], np.flatnonzero(~follows) + 1))
-    joined = Pieces(local[first], remote[first], np.add.reduceat(length, first))
-    return joined, [side[first] for side in sides]
+    begins = np.ones(len(length), np.bool_)
+    np.logical_not(follows, out=begins[1:])
+    del follows
+    first = np.flatnonzero(begins)
+    local, remote = (_keep(side, first, overwrite=pieces.scratch) for side in (local, remote))
+    total = np.add.reduceat(length, first)
+    if pieces.scratch:
+        length[: len(first)] = total
+        total = length[: len(first)]
+    return Pieces(local, remote, total), [_keep(side, first, overwrite=True) for side in sides]
+
+
+def _keep(values: U64, which: NDArray[np.intp], *, overwrite: bool) -> U64:
+    kept = values[which]
+    if not overwrite:
+        return kept
+    values[: len(which)] = kept
+    return values[: len(which)]

@@ -20,13 +20,15 @@ U64 = NDArray[np.uint64]
 class Pieces:
     """Ranges to move, three uint64 arrays of equal size: item i is ``length[i]`` bytes.
 
-    Every `group` pieces in a row lie near each other on either side, and may be looked for as one.
+    Every `group` pieces in a row lie near each other on either side, and may be looked for as one. Where they are
+    `scratch`, the arrays were made for these pieces alone and are overwritten when neighbours are joined.
     """
 
     local: U64
     remote: U64
     length: U64
     group: int = 1
+    scratch: bool = False
 
 
 def _bad(text: str, builtin: type[Exception] = ValueError) -> CacheError:
@@ -95,6 +97,7 @@ def refuse_overlap(starts: U64, lengths: U64, operation: str) -> None:
     if (starts[1:] < starts[:-1]).any():
         order = np.argsort(starts, kind="stable")
         starts, lengths = starts[order], lengths[order]
+        del order
     clash = np.flatnonzero(starts[:-1] + lengths[:-1] > starts[1:])
     if len(clash):
         first = int(clash[0])

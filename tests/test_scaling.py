@@ -136,19 +136,18 @@ def cache_of_many_blocks(nodes):
 
 
 ORDERS = {
-    "descending": (lambda i: BLOCKS - 1 - i, 64),
-    "scattered": (lambda i: i * 387 % BLOCKS, 64),
-    # What few neighbours leave when they are joined stands beside the original for a while.
-    "some joined": (lambda i: np.random.default_rng(1).permutation(BLOCKS), 96),
+    "descending": lambda i: BLOCKS - 1 - i,
+    "scattered": lambda i: i * 387 % BLOCKS,
+    "some joined": lambda i: np.random.default_rng(1).permutation(BLOCKS),
+    "half joined": lambda i: (i // 2 * 387 % (BLOCKS // 2)) * 2 + i % 2,
 }
 
 
 @pytest.mark.parametrize("transport", ["host"])
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_pull_takes_few_bytes_for_each_piece_and_no_copy_of_the_data(nodes, cache_of_many_blocks, order):
-    arrange, limit = ORDERS[order]
     source = np.arange(BLOCKS)
-    target = arrange(source)
+    target = ORDERS[order](source)
     pull = nodes[0].cache_manager.pull_blocks
     pull(BlocksCacheKey(2), cache_of_many_blocks, source[:2], target[:2])
     gc.collect()
@@ -159,6 +158,8 @@ def test_a_pull_takes_few_bytes_for_each_piece_and_no_copy_of_the_data(nodes, ca
         peak = tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()
-    assert transfer.pieces > 50_000
-    assert transfer.nbytes == TENSORS * BLOCKS * STRIDE
-    assert peak <= limit * transfer.pieces
+    # Before neighbours are joined.
+    pieces = TENSORS * BLOCKS
+    assert pieces // 2 <= transfer.pieces <= pieces
+    assert transfer.nbytes == pieces * STRIDE
+    assert peak <= 64 * pieces

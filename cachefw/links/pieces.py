@@ -74,9 +74,10 @@ def check(ends: _Ends, operation: Operation, wanted: Pieces) -> Checked:
         if first >= 0:
             raise _beyond(ends, wanted, first, operation)
     joined, (local, remote) = layout.join(wanted, local, remote)
-    refuse_overlap(joined.local if operation is Operation.READ else joined.remote, joined.length, operation.value)
     local_ids, remote_ids = _distinct(local), _distinct(remote)
+    del local, wanted
     ends.check_rights(operation, remote_ids)
+    refuse_overlap(joined.local if operation is Operation.READ else joined.remote, joined.length, operation.value)
     return Checked(Batch(joined.local, joined.remote, joined.length, remote), local_ids, remote_ids)
 
 
