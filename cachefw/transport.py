@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from cachefw.errors import CacheError, UnsupportedOperation
 from cachefw.memory import Allocation, MemoryKind, MemoryRegion
 from cachefw.offer import CONTRACT_VERSION, Capability, Reach, TransportInfo
+from cachefw.session import Session
 
 __all__ = [
     "CONTRACT_VERSION",
@@ -32,6 +33,7 @@ __all__ = [
     "Prepared",
     "Reach",
     "RegisteredMemory",
+    "Session",
     "Transfer",
     "Transport",
     "TransportInfo",
@@ -354,8 +356,18 @@ class Transport(abc.ABC):
         """
 
     @abc.abstractmethod
-    def connect(self, card: bytes, timeout: float) -> Channel:
+    def connect(self, card: bytes, timeout: float, session: Session) -> Channel:
         """Open the way to the peer whose `card` this is.
+
+        Both ends of a link call it, each with the other's card and both with the same key. The peer's own call comes
+        before, during or after this one, so this one must not wait for it. Both have returned when the first batch is
+        prepared. A transport that is reached over something others can reach too (a port, a socket's name) takes only
+        who shows that it knows the key of an open channel, and never sends the key itself.
+
+        Args:
+            card: The peer's `card`.
+            timeout: Seconds it may take.
+            session: The link that it is for.
 
         Raises:
             BrokenError: The card is malformed, or the peer is gone.

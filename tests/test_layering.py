@@ -16,7 +16,7 @@ LAYERS = [
     {"cache", "memory"},
     {"rules"},
     {"core_rules"},
-    {"offer"},
+    {"offer", "session"},
     {"transport"},
     {"hookspecs"},
     {"config", "metrics", "published"},
@@ -37,7 +37,7 @@ LAYERS = [
 ]
 RANK = {module: rank for rank, row in enumerate(LAYERS) for module in row}
 UNRANKED = {"__init__", "testing"}
-TESTING_MAY = {"errors", "cache", "memory", "rules", "transport", "hookspecs", "plugins", "testing"}
+TESTING_MAY = {"errors", "cache", "memory", "rules", "session", "transport", "hookspecs", "plugins", "testing"}
 PLUGIN_MAY = {"errors", "memory", "rules", "transport", "hookspecs"}
 
 CORE = sorted((ROOT / "cachefw").rglob("*.py"))

@@ -21,6 +21,7 @@ from cachefw.errors import BrokenError, BusyError, ClosedError, OutOfMemoryError
 from cachefw.memory import Allocation, MemoryKind, region_of
 from cachefw.testing import Bench, KitMemory, MemoryTransport, TransportTests
 from cachefw.testing.memory import STEPS, MemoryChannel, MemoryTransfer
+from cachefw.testing.sessions import sessions
 from cachefw.transport import Batch, Capability, Operation
 
 ALL = MemoryTransport.info_named().capabilities
@@ -245,9 +246,9 @@ class PostsWhenClosed(Liar):
 class RaisesAnyException(Liar):
     caught_by = ("test_malformed_card_is_an_error",)
 
-    def connect(self, card, timeout):
+    def connect(self, card, timeout, session):
         struct.unpack("<24s", card)
-        return super().connect(card, timeout)
+        return super().connect(card, timeout, session)
 
 
 class BelievesAnyDescription(Liar):
@@ -448,7 +449,7 @@ def test_every_step_can_fail(pair, step):
     calls = {
         "register": lambda: pair.transport.register(pair.local.memory.region),
         "allocate": lambda: pair.transport.allocate(64, MemoryKind.HOST, 1),
-        "connect": lambda: pair.transport.connect(pair.bench.target.card(), 1.0),
+        "connect": lambda: pair.transport.connect(pair.bench.target.card(), 1.0, sessions()[0]),
         "attach": lambda: pair.bench.attach(pair.remote),
         "prepare": lambda: pair.bench.prepare(Operation.READ, [pair.piece]),
         "post": lambda: pair.bench.post(Operation.READ, [pair.piece]),
@@ -488,7 +489,7 @@ def test_peer_that_is_gone_is_broken(pair):
     with pytest.raises(BrokenError, match="the peer is gone"):
         pair.bench.channel.post(prepared)
     with pytest.raises(BrokenError, match="the peer is gone"):
-        pair.transport.connect(card, 1.0)
+        pair.transport.connect(card, 1.0, sessions()[0])
 
 
 def test_memory_that_the_peer_gave_back_is_broken(pair):

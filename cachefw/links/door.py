@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
+import secrets
 from typing import Any
 
 from cachefw.errors import BrokenError, CacheError, RequestError, TransferTimeout, TransportUnavailable, refusal
@@ -13,6 +15,7 @@ from cachefw.links.aside import aside
 from cachefw.links.hub import Hub
 from cachefw.links.link import Link
 from cachefw.links.wire import Wire
+from cachefw.session import Session
 
 __all__ = ["Door", "parse_address"]
 
@@ -20,6 +23,7 @@ __all__ = ["Door", "parse_address"]
 _ELSEWHERE = ("link.already", "link.crossed")
 #: Seconds to wait for that link before dialling again: the peer may have meant one that was just closed here.
 _PATIENCE = 0.2
+NONCE_BYTES = 32
 
 
 class Door:
@@ -119,7 +123,8 @@ class Door:
     async def _introduce(self, wire: Wire, timeout: float) -> Link:
         hub = self._hub
         messages.write_preamble(wire.writer)
-        wire.send(messages.Hello(hub.cluster_id, hub.incarnation, hub.manager.software, self._cards()))
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        wire.send(messages.Hello(hub.cluster_id, hub.incarnation, nonce, hub.manager.software, self._cards()))
         await messages.read_preamble(wire.reader, wire.name)
         peer = await wire.expect(messages.Accept)
         if peer.incarnation in self._answering or hub.known(peer.incarnation) is not None:
@@ -133,8 +138,10 @@ class Door:
                 text = f"the two nodes share no transport: here {ours}, at {wire.name} {theirs}"
                 raise TransportUnavailable(text, code="transport.none_shared", operation="link", peer=wire.name)
             transport = hub.manager.transport(shared[0])
-            channel = await aside(transport.connect, cards[shared[0]], timeout)
+            session = Session(_key(nonce, peer.nonce), True, wire.host, peer.incarnation)
+            # Told first, so that the two ends connect at the same time.
             wire.send(messages.Choose(shared[0]))
+            channel = await aside(transport.connect, cards[shared[0]], timeout, session)
             return await hub.establish(wire, channel, shared[0], peer)
         finally:
             self._dialling.discard(peer.incarnation)
@@ -162,7 +169,8 @@ class Door:
         await messages.read_preamble(wire.reader, wire.name)
         hello = await wire.expect(messages.Hello)
         self._check_peer(hello)
-        wire.send(messages.Accept(hub.cluster_id, hub.incarnation, hub.manager.software, self._cards()))
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        wire.send(messages.Accept(hub.cluster_id, hub.incarnation, nonce, hub.manager.software, self._cards()))
         choice = await wire.expect(messages.Choose)
         if hello.incarnation in self._answering:
             raise BrokenError("the link is being made already", code="link.already")
@@ -176,7 +184,8 @@ class Door:
         transport = hub.manager.transport(choice.transport)
         self._answering.add(hello.incarnation)
         try:
-            channel = await aside(transport.connect, cards[choice.transport], hub.manager.link_timeout)
+            session = Session(_key(hello.nonce, nonce), False, wire.host, hello.incarnation)
+            channel = await aside(transport.connect, cards[choice.transport], hub.manager.link_timeout, session)
             await hub.establish(wire, channel, choice.transport, hello)
         finally:
             self._answering.discard(hello.incarnation)
@@ -194,6 +203,10 @@ class Door:
     def _cards(self) -> list[tuple[str, bytes]]:
         manager = self._hub.manager
         return [(name, manager.transport(name).card()) for name in manager.transports]
+
+
+def _key(dialler: bytes, answerer: bytes) -> bytes:
+    return hashlib.sha256(b"cachefw session" + dialler + answerer).digest()
 
 
 async def _read_out(reader: asyncio.StreamReader) -> None:

@@ -58,6 +58,7 @@ class Hello(_Message):
 
     cluster_id: int
     incarnation: bytes
+    nonce: bytes
     software: str
     transports: list[tuple[str, bytes]]
 
@@ -67,6 +68,7 @@ class Accept(_Message):
 
     cluster_id: int
     incarnation: bytes
+    nonce: bytes
     software: str
     transports: list[tuple[str, bytes]]
 

@@ -21,6 +21,11 @@ class Wire:
     writer: asyncio.StreamWriter
     name: str
 
+    @property
+    def host(self) -> str:
+        """The IP address at which the peer is seen."""
+        return str(self.writer.get_extra_info("peername")[0])
+
     async def receive(self, limit: int = messages.HANDSHAKE_LIMIT) -> messages.Message:
         """The next message.
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from cachefw.errors import CacheError
 from cachefw.memory import Allocation, MemoryKind, MemoryRegion, aligned_empty, region_of
+from cachefw.testing.sessions import sessions
 from cachefw.transport import (
     Batch,
     Capability,
@@ -210,6 +211,8 @@ class Bench:
         self._settings = settings
         self._make_memory = make_memory
         self._channel: Channel | None = None
+        # The target's ends, which move nothing but take part.
+        self._back: list[Channel] = []
         self._places: list[Place] = []
         self._memory: list[KitMemory] = []
         self._next_id = 7001
@@ -241,11 +244,17 @@ class Bench:
     def channel(self) -> Channel:
         """The way from the initiator to the target, opened when it is first asked for."""
         if self._channel is None:
-            self._channel = self.initiator.connect(self.target.card(), TIMEOUT)
+            self._channel = self.connect()
             for place in self._places:
                 if place.memory_id is not None:
                     self.attach(place)
         return self._channel
+
+    def connect(self) -> Channel:
+        """One more way from the initiator to the target, as a link opens it: at both ends."""
+        ours, theirs = sessions()
+        self._back.append(self.target.connect(self.initiator.card(), TIMEOUT, theirs))
+        return self.initiator.connect(self.target.card(), TIMEOUT, ours)
 
     def memory(self, size: int, transport: Transport | None = None, kind: MemoryKind | None = None) -> KitMemory:
         """Memory that is not registered yet."""
@@ -314,6 +323,8 @@ class Bench:
         channel, self._channel = self._channel, None
         if channel is not None:
             channel.close()
+        while self._back:
+            self._back.pop().close()
 
     def close_transport(self, transport: Transport) -> None:
         """Close one side, with what it holds."""

@@ -12,7 +12,17 @@ import attrs
 
 from cachefw.errors import BusyError, CacheError, ClosedError, RequestError, TransferCancelled, refusal
 from cachefw.memory import MemoryRegion
-from cachefw.transport import Batch, Capability, Channel, Operation, Prepared, RegisteredMemory, Transfer, call_back
+from cachefw.transport import (
+    Batch,
+    Capability,
+    Channel,
+    Operation,
+    Prepared,
+    RegisteredMemory,
+    Session,
+    Transfer,
+    call_back,
+)
 
 if TYPE_CHECKING:
     from cachefw.testing.memory import MemoryTransport
@@ -146,7 +156,8 @@ class HeldMemory(RegisteredMemory):
 class MemoryChannel(Channel):
     """The way to another `MemoryTransport` of this process."""
 
-    def __init__(self, transport: MemoryTransport, peer: MemoryTransport, token: bytes) -> None:
+    def __init__(self, transport: MemoryTransport, peer: MemoryTransport, token: bytes, session: Session) -> None:
+        self.session = session
         self._transport = transport
         self._peer = weakref.ref(peer)
         self._token = token
@@ -203,6 +214,8 @@ class MemoryChannel(Channel):
         peer = self._peer()
         if peer is None or peer._token != self._token:
             raise transport._broken("the peer is gone", "post")
+        if not any(channel.session.key == self.session.key for channel in list(peer._channels)):
+            raise transport._broken("the peer has no open channel with this session's key", "post")
         self._check(prepared.memory, "post")
         transport._step("post")
         transfer = transport.transfer_type(transport, prepared.pieces)

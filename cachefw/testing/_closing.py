@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from cachefw.errors import CacheError, ClosedError
 from cachefw.testing._bench import TIMEOUT, Bench, Piece, check_error, refused, same, settle
 from cachefw.testing._fixtures import Fixtures
+from cachefw.testing.sessions import sessions
 from cachefw.transport import Operation
 
 __all__ = ["ClosingTests"]
@@ -99,7 +100,7 @@ class ClosingTests(Fixtures):
         with refused(bench.info):
             closed.register(memory.region)
         with refused(bench.info):
-            closed.connect(card, 5.0)
+            closed.connect(card, 5.0, sessions()[0])
 
     def test_several_threads_connect_and_close(self, bench: Bench, any_operation: Operation) -> None:
         """`connect` works from several threads at once, each with a channel of its own."""
@@ -107,13 +108,13 @@ class ClosingTests(Fixtures):
         data = remote.fill(1)
         for place in locals_:
             place.memory.write(data)
-        card, description = bench.target.card(), bench.target.describe(remote.registered)
+        description = bench.target.describe(remote.registered)
         memory_id = remote.memory_id
         assert memory_id is not None
 
         def work(number: int) -> None:
             for _ in range(5):
-                channel = bench.initiator.connect(card, TIMEOUT)
+                channel = bench.connect()
                 channel.attach(memory_id, remote.memory.region, description)
                 at = 1024 * number
                 batch = bench.batch([Piece(locals_[number], at, remote, at, 1024)])

@@ -6,7 +6,6 @@ import pytest
 
 from cachefw.errors import BrokenError, CacheError
 from cachefw.testing._bench import (
-    TIMEOUT,
     Bench,
     KitMemory,
     Piece,
@@ -20,6 +19,7 @@ from cachefw.testing._bench import (
 )
 from cachefw.testing._fixtures import Fixtures
 from cachefw.testing._transfers import check_moves
+from cachefw.testing.sessions import sessions
 from cachefw.transport import Capability, Operation
 
 __all__ = ["BatchErrorTests", "MalformedTests"]
@@ -90,8 +90,8 @@ class MalformedTests(Fixtures):
         """A card that is none is a `BrokenError`, and the transport goes on working."""
         for card in _malformed(bench.target.card())[how]:
             with refused(bench.info, BrokenError):
-                bench.initiator.connect(card, 5.0)
-        bench.initiator.connect(bench.target.card(), TIMEOUT).close()
+                bench.initiator.connect(card, 5.0, sessions()[0])
+        bench.connect().close()
 
     @pytest.mark.parametrize("how", HOW)
     def test_malformed_description_is_an_error(self, bench: Bench, how: str, any_operation: Operation) -> None:

@@ -172,7 +172,7 @@ class TransferTests(Fixtures):
         """A second channel to the same peer is as good as the first, and closing it leaves the first alone."""
         local, remote = bench.local(4096), bench.remote(4096)
         source, destination = _ends(operation, local, remote)
-        first, second = bench.channel, bench.initiator.connect(bench.target.card(), TIMEOUT)
+        first, second = bench.channel, bench.connect()
         assert remote.memory_id is not None
         second.attach(remote.memory_id, remote.memory.region, bench.target.describe(remote.registered))
         batch = bench.batch([Piece(local, 0, remote, 0, 4096)])

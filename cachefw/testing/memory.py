@@ -33,7 +33,7 @@ from cachefw.errors import (
 )
 from cachefw.memory import Allocation, MemoryKind, MemoryRegion, aligned_empty
 from cachefw.testing._channel import DESCRIPTION, DESCRIPTION_MAGIC, HeldMemory, MemoryChannel, MemoryTransfer
-from cachefw.transport import Batch, Capability, Channel, Reach, RegisteredMemory, Transport, TransportInfo
+from cachefw.transport import Batch, Capability, Channel, Reach, RegisteredMemory, Session, Transport, TransportInfo
 
 __all__ = ["MemoryChannel", "MemoryTransfer", "MemoryTransport"]
 
@@ -207,7 +207,7 @@ class MemoryTransport(Transport):
         token = registered.token if isinstance(registered, HeldMemory) else bytes(16)
         return DESCRIPTION.pack(DESCRIPTION_MAGIC, token, region.address, region.length)
 
-    def connect(self, card: bytes, timeout: float) -> Channel:
+    def connect(self, card: bytes, timeout: float, session: Session) -> Channel:
         """Find the peer with this card; never waits."""
         self._check_open("connect")
         self._step("connect")
@@ -221,7 +221,7 @@ class MemoryTransport(Transport):
             peer = _open.get(token)
         if peer is None:
             raise self._broken("the peer is gone: no open transport of this process has that card", "connect")
-        channel = self.channel_type(self, peer, token)
+        channel = self.channel_type(self, peer, token, session)
         self._channels.add(channel)
         return channel
 

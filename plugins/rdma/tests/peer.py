@@ -11,6 +11,7 @@ import numpy as np
 import cachefw
 from cachefw.memory import MemoryRegion
 from cachefw.plugins import catalogue
+from cachefw.testing.sessions import sessions
 
 
 def main() -> None:
@@ -58,7 +59,7 @@ def serve_transport(settings: dict[str, object]) -> None:
             # Connects for ever, until it is killed.
             say(dialling=True)
             while True:
-                transport.connect(bytes.fromhex(order["card"]), 5.0).close()
+                transport.connect(bytes.fromhex(order["card"]), 5.0, sessions()[0]).close()
     transport.close()
 
 

@@ -17,6 +17,7 @@ from cachefw_rdma.library import DEFAULTS, VARIABLE, candidates, open_library
 
 import cachefw
 from cachefw.testing._bench import make_transport
+from cachefw.testing.sessions import sessions
 
 OLD = "void ucp_get_version(unsigned *a, unsigned *b, unsigned *c) { *a = 1; *b = 9; *c = 0; }\n"
 NEW = OLD.replace("*b = 9", "*b = 14")
@@ -176,7 +177,7 @@ def test_cards_of_others(ucx: Any, bad: envelope.Card, family: Any, code: str) -
     transport = make_transport(info())
     transport.open({"tls": "tcp,self"})
     with pytest.raises(family) as caught:
-        transport.connect(envelope.seal(bad), 5.0)
+        transport.connect(envelope.seal(bad), 5.0, sessions()[0])
     assert (caught.value.code, caught.value.transport) == (code, "rdma")
     transport.close()
 

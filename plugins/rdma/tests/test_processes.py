@@ -12,6 +12,7 @@ import pytest
 
 import cachefw
 from cachefw.memory import MemoryRegion
+from cachefw.testing.sessions import sessions
 from cachefw.transport import Batch, Operation, Transport
 
 TCP = {"tls": "tcp,self"}
@@ -130,7 +131,7 @@ class Way:
         self.there = peer.make(size, fill=[(0, 4096)])
         self.array = np.zeros(size, np.uint8)
         self.registered = transport.register(MemoryRegion(self.array.ctypes.data, size))
-        self.channel = transport.connect(bytes.fromhex(peer.about["card"]), 10.0)
+        self.channel = transport.connect(bytes.fromhex(peer.about["card"]), 10.0, sessions()[0])
         self.attach(size)
 
     def attach(self, size: int) -> None:
@@ -200,7 +201,7 @@ def test_a_frozen_peer_is_bounded_by_the_deadline(transport: Transport, peer_of:
     # Others do not wait for it.
     assert second.channel.post(second.read()).wait(10)
     with pytest.raises(cachefw.TransferTimeout, match=r"did not answer within 0\.5 s"):
-        transport.connect(bytes.fromhex(frozen.about["card"]), 0.5)
+        transport.connect(bytes.fromhex(frozen.about["card"]), 0.5, sessions()[0])
     way.channel.close()
     assert time.monotonic() - began < 5
     assert transfer.settled
@@ -279,7 +280,7 @@ def test_rounds_leak_nothing(transport: Transport, peer_of: Any) -> None:
         transport.unregister(transport.register(region))
 
     def connect() -> None:
-        transport.connect(card, 10.0).close()
+        transport.connect(card, 10.0, sessions()[0]).close()
 
     for rounds, once in ((1000, register), (100, connect)):
         once()

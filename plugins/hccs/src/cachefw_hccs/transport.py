@@ -17,6 +17,7 @@ import numpy as np
 from cachefw.errors import BrokenError, CacheError, ClosedError, RequestError, UnsupportedOperation, refusal
 from cachefw.memory import Allocation, MemoryKind, MemoryRegion
 from cachefw.transport import Batch, RegisteredMemory, Transport
+from cachefw.transport import Session as LinkSession
 
 from .channel import Card, Description, HccsChannel
 from .lanes import Lanes
@@ -254,8 +255,12 @@ class HccsTransport(Transport):
                 Card("hccs1", _host_identity(), bare_pid(), device.index, self._soc or "", self._nonce)
             )
 
-    def connect(self, card: bytes, timeout: float) -> HccsChannel:
-        """Let the peer's process import what is exported here, now and later."""
+    def connect(self, card: bytes, timeout: float, session: LinkSession) -> HccsChannel:
+        """Let the peer's process import what is exported here, now and later.
+
+        The peer proved who it is before its card was taken, so the session's key is not needed: the driver admits
+        processes by number.
+        """
         from cachefw_ascendcl import bare_pid
 
         try:

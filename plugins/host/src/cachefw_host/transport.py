@@ -24,7 +24,7 @@ from cachefw.errors import (
     refusal,
 )
 from cachefw.memory import Allocation, MemoryKind, MemoryRegion
-from cachefw.transport import Batch, RegisteredMemory, Transport
+from cachefw.transport import Batch, RegisteredMemory, Session, Transport
 
 from .channel import Card, Description, HostChannel
 from .pool import Pool
@@ -128,7 +128,7 @@ class HostTransport(Transport):
             raise refusal(RequestError, {TypeError}, f"{registered!r} was not registered by this transport")
         return msgspec.msgpack.encode(Description(registered.segment, registered.offset))
 
-    def connect(self, card: bytes, timeout: float) -> HostChannel:
+    def connect(self, card: bytes, timeout: float, session: Session) -> HostChannel:
         """See which ways lead to the peer."""
         try:
             peer = msgspec.msgpack.decode(card, type=Card)

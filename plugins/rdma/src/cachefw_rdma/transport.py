@@ -9,7 +9,7 @@ from typing import Any
 from cachefw.errors import CacheError, ClosedError, RequestError, TransportUnavailable, refusal
 from cachefw.memory import MemoryKind, MemoryRegion
 from cachefw.rules import Finding, Request
-from cachefw.transport import Batch, Channel, RegisteredMemory, Transport
+from cachefw.transport import Batch, Channel, RegisteredMemory, Session, Transport
 
 from . import rules
 from .case import Machine, Setup
@@ -111,8 +111,11 @@ class RdmaTransport(Transport):
         """What a peer needs to use this memory."""
         return self._open("describe").describe(registered)
 
-    def connect(self, card: bytes, timeout: float) -> Channel:
-        """Connect, and wait until the peer answers."""
+    def connect(self, card: bytes, timeout: float, session: Session) -> Channel:
+        """Connect, and wait until the peer answers.
+
+        The session is not used: neither UCX nor HIXL has a way to authenticate an endpoint, see the README.
+        """
         return self._open("connect").connect(card, timeout)
 
     def copy(self, batch: Batch) -> None:
