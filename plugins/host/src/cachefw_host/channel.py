@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from cachefw.errors import BrokenError, ClosedError
 from cachefw.memory import MemoryRegion
-from cachefw.transport import Batch, Channel, Operation, Prepared, Transfer
+from cachefw.transport import Batch, Channel, Operation, Prepared, Session, Transfer
 
 from .pool import HostPrepared, Pool
-from .segments import fetch
+from .segments import Segments, fetch, link_token
 from .status import TRANSPORT, cma_advice, transfer_error
 
 __all__ = ["Card", "Description", "HostChannel"]
@@ -36,7 +36,6 @@ class Card(msgspec.Struct, frozen=True, array_like=True):
     beacon: int
     nonce: bytes
     socket: str
-    token: bytes
     paths: list[str]
 
 
@@ -77,11 +76,25 @@ class HostChannel(Channel):
     ``process_vm_readv`` and ``process_vm_writev`` (path ``cma``).
     """
 
-    def __init__(self, native: Any, pool: Pool, peer: Card, paths: tuple[str, ...], *, same_pids: bool) -> None:
+    def __init__(
+        self,
+        native: Any,
+        pool: Pool,
+        segments: Segments,
+        peer: Card,
+        paths: tuple[str, ...],
+        session: Session,
+        *,
+        same_pids: bool,
+    ) -> None:
         self._native = native
         self._pool = pool
         self._move = pool.move
+        self._segments = segments
         self._peer = peer
+        self._peers_token = link_token(session.key, dialler=not session.dialled)
+        self._own_token = link_token(session.key, dialler=session.dialled)
+        segments.admit(self._own_token)
         self._paths = paths
         self._same_pids = same_pids
         self._lock = threading.Lock()
@@ -174,6 +187,7 @@ class HostChannel(Channel):
     def close(self) -> None:
         """Cancel what runs, wait for it, and unmap everything."""
         self._closed = True
+        self._segments.dismiss(self._own_token)
         end = time.monotonic() + _PATIENCE
         while self._posting and time.monotonic() < end:
             time.sleep(0.0005)
@@ -247,7 +261,7 @@ class HostChannel(Channel):
 
     def _map(self, segment: int) -> int:
         if segment not in self._mapped:
-            fd, size = fetch(self._peer.socket, self._peer.token, segment)
+            fd, size = fetch(self._peer.socket, self._peers_token, segment)
             try:
                 address = self._native.ffi.new("uint64_t *")
                 status = self._native.lib.cfw_segment_map(fd, size, 1, address)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import hmac
 import os
 import secrets
 import socket
@@ -19,9 +20,9 @@ from cachefw.memory import Allocation, MemoryKind
 
 from .status import TRANSPORT, memory_error
 
-__all__ = ["Segments", "fetch"]
+__all__ = ["Segments", "fetch", "link_token"]
 
-_REQUEST = struct.Struct("<16sQ")
+_REQUEST = struct.Struct("<32sQ")
 _ANSWER = struct.Struct("<BQ")
 _OPTIONS = ("huge_pages", "prefault")
 _PATIENCE = 2.0
@@ -40,7 +41,8 @@ class Segment:
 class Segments:
     """The segments of one open transport.
 
-    A descriptor is given to whoever names the token, which travels only in this transport's card, over a link.
+    A descriptor is given to whoever names the token of an open channel. Both ends of a link derive it from their
+    session's key, so it is never sent but to ask for a descriptor, and holds for this link alone.
 
     Thread safety: every method may be called from any thread.
     """
@@ -51,13 +53,23 @@ class Segments:
         self._starts: list[int] = []
         self._segments: dict[int, Segment] = {}
         self._count = 0
-        self.token = secrets.token_bytes(16)
+        self._admitted: set[bytes] = set()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         # In the abstract namespace a name needs no file and goes with the process.
         self.name = f"cachefw-{os.getpid()}-{secrets.token_hex(8)}"
         self._socket.bind("\0" + self.name)
         self._socket.listen(128)
         self._server: threading.Thread | None = None
+
+    def admit(self, token: bytes) -> None:
+        """Hand descriptors to whoever names this token, from now on."""
+        with self._lock:
+            self._admitted.add(token)
+
+    def dismiss(self, token: bytes) -> None:
+        """Hand over nothing for this token any more. What was handed over stays with the peer."""
+        with self._lock:
+            self._admitted.discard(token)
 
     def allocate(self, size: int, alignment: int, options: Mapping[str, Any]) -> Allocation:
         """A new segment.
@@ -137,7 +149,9 @@ class Segments:
         if len(request) < _REQUEST.size:
             return
         token, number = _REQUEST.unpack(request)
-        if not secrets.compare_digest(token, self.token):
+        with self._lock:
+            admitted = [hmac.compare_digest(token, known) for known in self._admitted]
+        if not any(admitted):
             connection.sendall(_ANSWER.pack(1, 0))
             return
         with self._lock:
@@ -152,6 +166,11 @@ class Segments:
 def _memory_advice() -> str:
     pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return f"{pages:,} bytes are free on this host; a container's own limit may be lower"
+
+
+def link_token(key: bytes, *, dialler: bool) -> bytes:
+    """What the dialler of a link, or who was dialled, asks of its peer before it hands over a descriptor."""
+    return hmac.digest(key, b"cachefw-host segments of the " + (b"dialler" if dialler else b"dialled"), "sha256")
 
 
 def fetch(name: str, token: bytes, number: int) -> tuple[int, int]:

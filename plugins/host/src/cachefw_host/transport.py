@@ -117,7 +117,6 @@ class HostTransport(Transport):
                 beacon=ctypes.addressof(self._beacon),
                 nonce=self._beacon.raw,
                 socket=segments.name,
-                token=segments.token,
                 paths=list(self._paths),
             )
         )
@@ -143,11 +142,12 @@ class HostTransport(Transport):
                 operation="connect",
                 transport=TRANSPORT,
             )
-        pool = self._pool
-        if pool is None:
+        pool, segments = self._pool, self._segments
+        if pool is None or segments is None:
             raise _closed("connect")
         paths = tuple(path for path in self._paths if path in peer.paths)
-        channel = HostChannel(self._native, pool, peer, paths, same_pids=peer.pid_namespace == _namespace("pid"))
+        same_pids = peer.pid_namespace == _namespace("pid")
+        channel = HostChannel(self._native, pool, segments, peer, paths, session, same_pids=same_pids)
         self._channels.add(channel)
         return channel
 
