@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import enum
 import itertools
-import threading
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol
 
@@ -19,6 +18,7 @@ from cachefw.errors import (
     refusal,
 )
 from cachefw.links import messages, pieces
+from cachefw.links.table import PeerTable, name_words
 from cachefw.links.transfers import LinkTransfer, PreparedTransfer
 from cachefw.memory import Access, MemoryKind, MemoryRegion
 from cachefw.published import PublishedCache, PublishedMemory
@@ -96,11 +96,7 @@ class Link:
         self.inflight: dict[LinkTransfer, PreparedTransfer] = {}
         self._owner = owner
         self._writer = writer
-        self._lock = threading.Lock()
-        self._memories: dict[int, PublishedMemory] = {}
-        self._caches: dict[int, PublishedCache] = {}
-        self._names: dict[tuple[str, int, int], int] = {}
-        self._table: tuple[int, RangeTable] | None = None
+        self._table = PeerTable()
         self._serials = itertools.count(1)
         self._answers: dict[int, asyncio.Future[None]] = {}
         #: Withdrawals that wait for transfers to settle: (serial, ids).
@@ -116,27 +112,20 @@ class Link:
     @property
     def caches(self) -> list[PublishedCache]:
         """The peer's caches that this node may read, as known now."""
-        with self._lock:
-            return list(self._caches.values())
+        return self._table.caches
 
     @property
     def memories(self) -> list[PublishedMemory]:
         """The peer's memory that this node may reach, as known now."""
-        with self._lock:
-            return list(self._memories.values())
+        return self._table.memories
 
     def memory_ids(self) -> set[int]:
         """Ids of the peer's memory that may be touched now."""
-        with self._lock:
-            return set(self._memories)
+        return self._table.memory_ids()
 
     def remote_table(self) -> RangeTable:
         """The peer's memory, for finding many pieces at once."""
-        with self._lock:
-            if self._table is None or self._table[0] != self.version:
-                rows = RangeTable((m.address, m.length, m.memory_id) for m in self._memories.values())
-                self._table = (self.version, rows)
-            return self._table[1]
+        return self._table.ranges()
 
     def lookup(self, name: tuple[str, int, int] | int) -> PublishedCache:
         """The peer's cache of that id, or that a key names.
@@ -145,19 +134,16 @@ class Link:
             NotFoundError: The peer published none; the text lists what it did.
         """
         for asked in (False, True):
-            with self._lock:
-                number = name if isinstance(name, int) else self._names.get(name)
-                cache = self._caches.get(number) if number is not None else None
-                have = "; ".join(map(str, self._caches.values())) or "nothing"
+            cache = self._table.find(name)
             if cache is not None:
                 return cache
+            have = "; ".join(map(str, self._table.caches)) or "nothing"
             self.check_up("lookup")
             if not asked:
                 # What the peer registered a moment ago may still be on its way.
                 self.sync()
-        what = f"cache {name}" if isinstance(name, int) else "cache with " + _name_words(name)
         raise NotFoundError(
-            f"{self.peer_name} has published no {what}; it has published {have}",
+            f"{self.peer_name} has published no {name_words(name)}; it has published {have}",
             code="not_found.cache",
             operation="lookup",
             peer=self.peer_name,
@@ -239,19 +225,7 @@ class Link:
 
     def check_rights(self, operation: Operation, memory_ids: Iterable[int]) -> None:
         """Refuse what the peer does not allow."""
-        wanted = Access.READ if operation is Operation.READ else Access.WRITE
-        with self._lock:
-            for number in memory_ids:
-                memory = self._memories.get(number)
-                if memory is not None and wanted not in Access(memory.access):
-                    raise refusal(
-                        RequestError,
-                        {ValueError},
-                        f"{self.peer_name} does not allow a {operation.value} of its memory {number}",
-                        code="request.rights",
-                        operation=operation.value,
-                        peer=self.peer_name,
-                    )
+        self._table.check_rights(operation, memory_ids, self.peer_name)
 
     # ------------------------------------------------------------------ notifications
 
@@ -326,11 +300,8 @@ class Link:
         else:
             self._writer.close()
         self.state, self.reason = state, reason
-        with self._lock:
-            self._memories.clear()
-            self._caches.clear()
-            self._names.clear()
-            self.version += 1
+        self._table.clear()
+        self.version += 1
         for answer in self._answers.values():
             answer.cancel()
         self._owner.link_ended(self)
@@ -411,27 +382,17 @@ class Link:
 
     def _learn(self, memories: Iterable[PublishedMemory], caches: Iterable[PublishedCache]) -> None:
         for memory in memories:
-            if memory.memory_id in self._memories or self.transport not in memory.descriptions:
+            if self._table.knows(memory.memory_id) or self.transport not in memory.descriptions:
                 continue
             region = MemoryRegion(memory.address, memory.length, MemoryKind(memory.kind), Access(memory.access))
             self.channel.attach(memory.memory_id, region, memory.descriptions[self.transport])
-            with self._lock:
-                self._memories[memory.memory_id] = memory
-        with self._lock:
-            for cache in caches:
-                self._caches[cache.cache_id] = cache
-                self._names.update((name[:3], cache.cache_id) for name in cache.names)
-            self.version += 1
+            self._table.add_memory(memory)
+        self._table.add_caches(caches)
+        self.version += 1
 
     def _forget(self, message: messages.Withdraw) -> None:
-        with self._lock:
-            for number in message.cache_ids:
-                cache = self._caches.pop(number, None)
-                for name in cache.names if cache else ():
-                    self._names.pop(name[:3], None)
-            for number in message.memory_ids:
-                self._memories.pop(number, None)
-            self.version += 1
+        self._table.remove(message.memory_ids, message.cache_ids)
+        self.version += 1
         self.draining.append((message.serial, frozenset(message.memory_ids)))
         self._drain()
 
@@ -446,9 +407,3 @@ class Link:
                 self.channel.detach(number)
             self.send(messages.Withdrawn(serial))
         self.draining = waiting
-
-
-def _name_words(name: tuple[str, int, int]) -> str:
-    kind, number, model = name
-    what = "a blocks key" if kind == "blocks" else f"{kind}_id {number}"
-    return f"{what} of model {model}"

@@ -1,0 +1,123 @@
+"""What the peer of one link has published: its memory and its caches."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from cachefw.errors import RequestError, refusal
+from cachefw.memory import Access
+from cachefw.published import PublishedCache, PublishedMemory
+from cachefw.registry import RangeTable
+from cachefw.transport import Operation
+
+__all__ = ["PeerTable", "name_words"]
+
+
+class PeerTable:
+    """The peer's memory and caches, as known now. Changed in the loop's thread, read from any.
+
+    Thread safety: every method may be called from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._memories: dict[int, PublishedMemory] = {}
+        self._caches: dict[int, PublishedCache] = {}
+        self._names: dict[tuple[str, int, int], int] = {}
+        self._ranges: RangeTable | None = None
+
+    @property
+    def caches(self) -> list[PublishedCache]:
+        """The caches, in the order in which they came."""
+        with self._lock:
+            return list(self._caches.values())
+
+    @property
+    def memories(self) -> list[PublishedMemory]:
+        """The memory, in the order in which it came."""
+        with self._lock:
+            return list(self._memories.values())
+
+    def memory_ids(self) -> set[int]:
+        """Ids of the memory."""
+        with self._lock:
+            return set(self._memories)
+
+    def knows(self, memory_id: int) -> bool:
+        """Whether memory of that id is published."""
+        return memory_id in self._memories
+
+    def ranges(self) -> RangeTable:
+        """The memory, for finding many pieces at once."""
+        with self._lock:
+            if self._ranges is None:
+                self._ranges = RangeTable((m.address, m.length, m.memory_id) for m in self._memories.values())
+            return self._ranges
+
+    def find(self, name: tuple[str, int, int] | int) -> PublishedCache | None:
+        """The cache of that id, or that a key names."""
+        with self._lock:
+            number = name if isinstance(name, int) else self._names.get(name)
+            return self._caches.get(number) if number is not None else None
+
+    def check_rights(self, operation: Operation, memory_ids: Iterable[int], peer: str) -> None:
+        """Refuse what the peer does not allow.
+
+        Raises:
+            RequestError: Also a `ValueError`.
+        """
+        wanted = Access.READ if operation is Operation.READ else Access.WRITE
+        with self._lock:
+            for number in memory_ids:
+                memory = self._memories.get(number)
+                if memory is not None and wanted not in Access(memory.access):
+                    raise refusal(
+                        RequestError,
+                        {ValueError},
+                        f"{peer} does not allow a {operation.value} of its memory {number}",
+                        code="request.rights",
+                        operation=operation.value,
+                        peer=peer,
+                    )
+
+    def add_memory(self, memory: PublishedMemory) -> None:
+        """File memory that can be reached."""
+        with self._lock:
+            self._memories[memory.memory_id] = memory
+            self._ranges = None
+
+    def add_caches(self, caches: Iterable[PublishedCache]) -> None:
+        """File caches under their ids and keys."""
+        with self._lock:
+            for cache in caches:
+                self._caches[cache.cache_id] = cache
+                self._names.update((name[:3], cache.cache_id) for name in cache.names)
+
+    def remove(self, memory_ids: Iterable[int], cache_ids: Iterable[int]) -> None:
+        """Forget what the peer withdraws."""
+        with self._lock:
+            for number in cache_ids:
+                cache = self._caches.pop(number, None)
+                for name in cache.names if cache else ():
+                    self._names.pop(name[:3], None)
+            for number in memory_ids:
+                self._memories.pop(number, None)
+            self._ranges = None
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._memories.clear()
+            self._caches.clear()
+            self._names.clear()
+            self._ranges = None
+
+
+def name_words(name: tuple[str, int, int] | int) -> str:
+    """A cache's name in words."""
+    if isinstance(name, int):
+        return f"cache {name}"
+    kind, number, model = name
+    what = "a blocks key" if kind == "blocks" else f"{kind}_id {number}"
+    return f"cache with {what} of model {model}"
