@@ -11,7 +11,7 @@ import attrs
 
 from cachefw.memory import MemoryKind
 
-__all__ = ["CONTRACT_VERSION", "Capability", "Reach", "TransportInfo"]
+__all__ = ["CONTRACT_VERSION", "Capability", "Option", "Reach", "TransportInfo"]
 
 #: The version of `cachefw.transport` and `cachefw.hookspecs` that a plugin is written against.
 CONTRACT_VERSION = 1
@@ -55,6 +55,28 @@ def _kinds(kinds: Iterable[MemoryKind]) -> frozenset[MemoryKind]:
     return frozenset(kinds)
 
 
+def _check_flag(_: object, attribute: attrs.Attribute[str], value: str) -> None:
+    if not isinstance(value, str) or not re.fullmatch(r"--[a-z][a-z0-9]*(-[a-z0-9]+)*", value):
+        raise ValueError(f"{attribute.name} must look like --some-name, not {value!r}")
+
+
+@attrs.frozen
+class Option:
+    """An option of the command line for one of a transport's settings, at both ends.
+
+    Attributes:
+        flag: As it is typed, e.g. ``--net-device``.
+        setting: The setting that it sets; its value is the text that was typed.
+        metavar: What the value is, in one word.
+        summary: One sentence for people.
+    """
+
+    flag: str = attrs.field(validator=_check_flag)
+    setting: str = attrs.field(validator=attrs.validators.instance_of(str))
+    metavar: str = "TEXT"
+    summary: str = ""
+
+
 @attrs.frozen
 class TransportInfo:
     """What a plugin says about a transport without loading anything native.
@@ -67,6 +89,7 @@ class TransportInfo:
         capabilities: What it can do.
         summary: One line for people.
         contract: `CONTRACT_VERSION` at the time of writing the plugin.
+        options: Settings that deserve an option of their own where a command opens the transport at both ends.
     """
 
     name: str = attrs.field(validator=_check_name)
@@ -76,6 +99,9 @@ class TransportInfo:
     capabilities: Capability = attrs.field(validator=attrs.validators.instance_of(Capability))
     summary: str = ""
     contract: int = CONTRACT_VERSION
+    options: tuple[Option, ...] = attrs.field(
+        default=(), validator=attrs.validators.deep_iterable(attrs.validators.instance_of(Option))
+    )
 
     @kinds.validator
     def _check_kinds(self, _: object, value: frozenset[object]) -> None:

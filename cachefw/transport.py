@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from cachefw.errors import CacheError, UnsupportedOperation
 from cachefw.memory import Allocation, MemoryKind, MemoryRegion
-from cachefw.offer import CONTRACT_VERSION, Capability, Reach, TransportInfo
+from cachefw.offer import CONTRACT_VERSION, Capability, Option, Reach, TransportInfo
 from cachefw.session import Session
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Capability",
     "Channel",
     "Operation",
+    "Option",
     "Prepared",
     "Reach",
     "RegisteredMemory",

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import attrs
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
@@ -20,11 +22,13 @@ from cachefw.cli import main, reports
 from cachefw.cli.children import Child, DemoError
 from cachefw.cli.demo import hand_over
 from cachefw.cli.models import MODELS
+from cachefw.cli.options import TransportCommand
 from cachefw.cli.pattern import Pattern, Places
 from cachefw.cli.pool import kind_for, pitch
 from cachefw.config import DEFAULT_TRANSPORT
 from cachefw.memory import MemoryKind
-from cachefw.transport import Capability, Reach, Transport, TransportInfo
+from cachefw.plugins import catalogue
+from cachefw.transport import Capability, Option, Reach, Transport, TransportInfo
 
 MODEL = "llama-3.1-8b"
 SECONDS = 60
@@ -253,6 +257,77 @@ def test_settings_are_the_transports_to_judge() -> None:
     assert done.returncode == 1
     assert "decode (process " in done.stderr
     assert "no_such" in done.stderr
+
+
+# ---------------------------------------------------------------------- options that transports bring
+
+
+@pytest.fixture
+def with_options(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Calls a command that prints the settings it got, with a transport that brings options."""
+
+    @click.command(cls=TransportCommand)
+    @click.option("--transport")
+    @click.option("--own")
+    def command(transport: str | None, own: str | None, transport_settings: dict[str, str]) -> None:
+        click.echo(json.dumps([transport, own, transport_settings]))
+
+    def call(options: list[Option], *arguments: str) -> Result:
+        capabilities = Capability.READ
+        info = TransportInfo("some", Transport, {MemoryKind.HOST}, Reach.HOST, capabilities, options=tuple(options))
+        plain = attrs.evolve(info, options=())
+        plugins = {
+            name: attrs.make_class("Plugin", ["info"])(info if name == "some" else plain) for name in ("some", "other")
+        }
+        monkeypatch.setattr(catalogue, "get", plugins.__getitem__)
+        monkeypatch.setenv("CACHEFW_TRANSPORTS", "other")
+        return CliRunner().invoke(command, list(arguments))
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("arguments", "got"),
+    [
+        (["--transport", "some", "--net", "a", "--own", "b"], ["some", "b", {"device": "a"}]),
+        (["--net=a", "--transport=some", "--fast-path", "x=y"], ["some", None, {"device": "a", "tls": "x=y"}]),
+        (["--net", "a", "--net", "b", "--transport", "some"], ["some", None, {"device": "b"}]),
+        (["--transport", "some"], ["some", None, {}]),
+        (["--own", "--net"], [None, "--net", {}]),
+        ([], [None, None, {}]),
+    ],
+)
+def test_options_of_a_transport_become_its_settings(with_options, arguments, got) -> None:
+    options = [Option("--net", "device", "NAME", "a card"), Option("--fast-path", "tls")]
+    result = with_options(options, *arguments)
+    assert (result.exit_code, json.loads(result.output)) == (0, got)
+
+
+def test_options_of_a_transport_need_its_name(with_options) -> None:
+    options = [Option("--net", "device", "NAME", "a card")]
+    assert "a card" in with_options(options, "--transport", "some", "--help").output
+    assert "a card" not in with_options(options, "--help").output
+    result = with_options(options, "--net", "a")
+    assert result.exit_code == 2
+    assert "No such option" in result.output
+    assert "name that with --transport" in result.output
+    assert "name that" not in with_options(options, "--transport", "other", "--net", "a").output
+
+
+@pytest.mark.parametrize(
+    "options",
+    [[Option("--own", "device")], [Option("--net", "device"), Option("--nic", "device")]],
+)
+def test_an_option_that_exists_already_is_the_plugins_fault(with_options, options) -> None:
+    result = with_options(options, "--transport", "some")
+    assert isinstance(result.exception, cachefw.PluginError)
+    assert options[-1].flag in str(result.exception)
+
+
+@pytest.mark.parametrize("flag", ["net", "-n", "--", "--Net", "--a b", None])
+def test_an_option_has_a_flag(flag) -> None:
+    with pytest.raises(ValueError, match="must look like --some-name"):
+        Option(flag, "device")
 
 
 @pytest.mark.parametrize(

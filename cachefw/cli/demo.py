@@ -14,9 +14,9 @@ import click
 from cachefw.cli import reports
 from cachefw.cli.children import Child, DemoError, Family
 from cachefw.cli.models import MODELS, Model
+from cachefw.cli.options import TransportCommand, default_transport
 from cachefw.cli.pattern import Places
 from cachefw.cli.pool import kind_for, pitch
-from cachefw.config import setting
 from cachefw.errors import OutOfMemoryError, TransportUnavailable, UnsupportedOperation
 from cachefw.memory import MemoryKind
 from cachefw.plugins import catalogue
@@ -121,12 +121,12 @@ def _setting_option(side: str, device: int) -> Callable[[Callable[..., Any]], Ca
         multiple=True,
         callback=_settings,
         metavar="NAME=VALUE",
-        help=f"A setting of the transport on the {side} side; VALUE is JSON. May be repeated. Default for device "
-        f"memory: device={device}, where there is such a device.",
+        help=f"A setting of the transport on the {side} side; VALUE is JSON. May be repeated, and goes before "
+        f"the transport's own options. Default for device memory: device={device}, where there is such a device.",
     )
 
 
-@click.command()
+@click.command(cls=TransportCommand)
 @click.option(
     "--model",
     callback=_model,
@@ -166,6 +166,7 @@ def demo(
     timeout: float,
     corrupt: bool,
     as_json: bool,
+    transport_settings: dict[str, Any],
 ) -> None:
     """Hand a KV cache from one process to another, and check every byte.
 
@@ -173,6 +174,8 @@ def demo(
     (cold; into host memory never touched), and once more (warm). Only the pulls are timed, in GB of 10^9 bytes, and
     compared with a plain copy of as many bytes of host memory. Both use host memory where the transport takes that,
     else device memory. The exit code is 1 if a byte differs.
+
+    A transport may bring options of its own; --transport NAME --help shows them.
     """
     if tokens < model.block_tokens:
         raise click.BadParameter(
@@ -183,12 +186,12 @@ def demo(
         model=model.name,
         tokens=tokens,
         seed=seed,
-        transport=transport if transport is not None else _default_transport(),
+        transport=transport if transport is not None else default_transport(),
         path=path,
         timeout=timeout,
         corrupt=corrupt,
-        prefill_settings=prefill_settings,
-        decode_settings=decode_settings,
+        prefill_settings={**transport_settings, **prefill_settings},
+        decode_settings={**transport_settings, **decode_settings},
     )
     from cachefw.cli.drawing import progress, show
 
@@ -235,13 +238,6 @@ def hand_over(task: reports.Task, listener: Listener) -> Outcome:
     if result is None:
         raise DemoError("the decode process ended without a result", code="demo.child")
     return Outcome(task, model, kind, settings, result)
-
-
-def _default_transport() -> str:
-    names: tuple[str, ...] = setting("transports")
-    if not names:
-        raise TransportUnavailable("the setting CACHEFW_TRANSPORTS names no transport; give --transport")
-    return names[0]
 
 
 def _check_transport(name: str) -> MemoryKind:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from cachefw.hookspecs import hookimpl
 from cachefw.memory import MemoryKind
 from cachefw.rules import Finding, Request
-from cachefw.transport import Capability, Reach, Transport, TransportInfo
+from cachefw.transport import Capability, Option, Reach, Transport, TransportInfo
 
 from . import rules
 from .case import Machine, Setup
@@ -28,6 +28,10 @@ def cachefw_transports() -> Iterable[TransportInfo]:
             Capability.READ | Capability.WRITE | Capability.COPY | Capability.CANCEL | Capability.LATE_REGISTRATION
         ),
         summary="host memory over RDMA network cards (RoCE, InfiniBand) by UCX; tcp and shared memory without a card",
+        options=(
+            Option("--ucx-tls", "tls", "LIST", "UCX's transports, as in UCX_TLS: rc_v, or tcp, or posix,cma,self."),
+            Option("--net-device", "net_devices", "NAME", "The card, as in UCX_NET_DEVICES: mlx5_0:1, or eth0."),
+        ),
     )
 
 
