@@ -40,9 +40,10 @@ class TransportCommand(click.Command):
         try:
             rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if chosen is None:
-                error.message += " If it is one of a transport, name that with --transport."
-            raise
+            if chosen is not None:
+                raise
+            text = f"{error.message} If it is one of a transport, name that with --transport."
+            raise click.NoSuchOption(error.option_name, text, error.possibilities, ctx) from None
         given = {setting: ctx.params.pop(str(option.name)) for setting, option in extra.items()}
         ctx.params["transport_settings"] = {name: value for name, value in given.items() if value is not None}
         return rest

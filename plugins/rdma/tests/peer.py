@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 
 import numpy as np
 
 import cachefw
-from cachefw.memory import MemoryRegion
+from cachefw.memory import MemoryKind, MemoryRegion
 from cachefw.plugins import catalogue
 from cachefw.testing.sessions import sessions
 
@@ -25,8 +26,11 @@ def say(**answer: object) -> None:
 
 def serve_node(settings: dict[str, object]) -> None:
     kept = []
+    device = DeviceMemory() if settings.pop("device_memory", False) else None
     with cachefw.Node(1, "127.0.0.1:0", transports=["rdma"], settings={"rdma": settings}) as node:
-        say(address=node.address, pid=os.getpid())
+        if device is not None:
+            node.cache_manager.register_memory(device.region, remote_accessible=True)
+        say(address=node.address, pid=os.getpid(), device=device and device.region.address)
         for line in sys.stdin:
             order = json.loads(line)
             if order["do"] == "make":
@@ -35,10 +39,60 @@ def serve_node(settings: dict[str, object]) -> None:
                 kept.append((array, memory))
                 say(address=memory.region.address, number=len(kept) - 1)
             elif order["do"] == "check":
-                say(same=check(kept[order["number"]][0], order))
+                array = kept[order["number"]][0] if order["number"] is not None else device.bytes()
+                say(same=check(array, order))
+            elif order["do"] == "cache":
+                say(tensors=make_cache(node.cache_manager, order, kept))
+            elif order["do"] == "notified":
+                say(payloads=notified(node, order["count"]))
             elif order["do"] == "drop":
                 node.cache_manager.unregister_memory(kept[order["number"]][1])
                 say(dropped=order["number"])
+
+
+def make_cache(manager: cachefw.CacheManager, order: dict[str, int], kept: list[object]) -> list[list[int]]:
+    """A published cache whose blocks each have one byte value throughout; those values."""
+    values = (
+        np.arange(order["tensors"] * order["blocks"], dtype=np.uint8).reshape(order["tensors"], order["blocks"]) + 1
+    )
+    tensors = [np.repeat(row, order["block"]) for row in values]
+    desc = cachefw.CacheDesc(
+        order["tensors"], (order["blocks"], order["block"]), cachefw.DataType.DT_INT8, cachefw.Placement.HOST
+    )
+    addresses = [tensor.ctypes.data for tensor in tensors]
+    cache = manager.register_blocks_cache(desc, addresses, cachefw.BlocksCacheKey(1), remote_accessible=True)
+    kept.append((tensors, cache))
+    return values.tolist()
+
+
+def notified(node: cachefw.Node, count: int) -> list[str]:
+    """The next notifications."""
+    found = []
+    end = time.monotonic() + 30
+    while len(found) < count and time.monotonic() < end:
+        found += [each.payload.decode() for each in node.notifications()]
+        time.sleep(0.001)
+    return found
+
+
+class DeviceMemory:
+    """A megabyte of a simulated device."""
+
+    def __init__(self) -> None:
+        from cachefw_ascendcl import CopyKind, Runtime
+
+        self.kind = CopyKind.DEVICE_TO_HOST
+        self.runtime = Runtime()
+        self.device = self.runtime.device(1)
+        self.memory = self.device.allocate(2**20)
+        self.region = MemoryRegion(self.memory.address, 2**20, MemoryKind.DEVICE)
+        data = pattern(7, 0, 2**20)
+        self.device.copy(self.memory.address, data.ctypes.data, data.nbytes, CopyKind.HOST_TO_DEVICE)
+
+    def bytes(self) -> np.ndarray:
+        data = np.zeros(2**20, np.uint8)
+        self.device.copy(data.ctypes.data, self.memory.address, data.nbytes, self.kind)
+        return data
 
 
 def serve_transport(settings: dict[str, object]) -> None:

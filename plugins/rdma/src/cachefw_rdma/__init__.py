@@ -22,12 +22,13 @@ def cachefw_transports() -> Iterable[TransportInfo]:
     yield TransportInfo(
         name=NAME,
         factory=RdmaTransport,
-        kinds=frozenset({MemoryKind.HOST, MemoryKind.PINNED}),
+        kinds=frozenset({MemoryKind.HOST, MemoryKind.PINNED, MemoryKind.DEVICE}),
         reach=Reach.NETWORK,
         capabilities=(
             Capability.READ | Capability.WRITE | Capability.COPY | Capability.CANCEL | Capability.LATE_REGISTRATION
         ),
-        summary="host memory over RDMA network cards (RoCE, InfiniBand) by UCX; tcp and shared memory without a card",
+        summary="host memory over RDMA network cards (RoCE, InfiniBand) by UCX, and device memory through it; tcp and "
+        "shared memory without a card",
         options=(
             Option("--ucx-tls", "tls", "LIST", "UCX's transports, as in UCX_TLS: rc_v, or tcp, or posix,cma,self."),
             Option("--net-device", "net_devices", "NAME", "The card, as in UCX_NET_DEVICES: mlx5_0:1, or eth0."),

@@ -81,6 +81,11 @@ class Machine:
         self._opened, self.device, self.obstacle = find_runtime(environ, device)
         self.runtime: Runtime | None = None if self.device is None else Ascendcl(self._opened, self.device)
 
+    @property
+    def simulated(self) -> bool:
+        """Whether the runtime is a simulator."""
+        return self._opened is not None and bool(self._opened.library.is_simulator)
+
     def close(self) -> None:
         """Give the runtime back. Idempotent."""
         opened, device = self._opened, self.device

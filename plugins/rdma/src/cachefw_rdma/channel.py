@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from cachefw.memory import MemoryRegion
 from cachefw.transport import Batch, Channel, Operation, Prepared, Transfer
 
 from . import envelope
-from .engine import Engine, UcxPrepared
+from .engine import Engine, Job, UcxPrepared
+from .staged import Carrier, StagedPrepared
+from .staging import Stage
 from .status import TRANSPORT, connect_error, transfer_error
 
 __all__ = ["UcxChannel"]
@@ -27,6 +30,8 @@ _TIMED_OUT = -1007
 #: UCX does not watch over the peer nothing else would.
 _GRACE_NS = 200_000_000
 _GRACE_UNWATCHED_NS = 3_000_000_000
+#: Seconds that the thread of staged transfers may take after the connection was cut.
+_JOIN = 2.0
 _LANE = re.compile(r"lane\[\d+\]:\s*\d+:(\w+)/")
 
 
@@ -68,9 +73,12 @@ class UcxChannel(Channel):
         handle: The native channel.
         peer: The peer's card.
         tls: Which transports were asked for, where UCX does not tell the one that it took.
+        stage: Gives what device memory at this end goes through, None before there is any.
     """
 
-    def __init__(self, engine: Engine, handle: Any, peer: envelope.Card, tls: str) -> None:
+    def __init__(
+        self, engine: Engine, handle: Any, peer: envelope.Card, tls: str, stage: Callable[[], Stage | None]
+    ) -> None:
         self._engine = engine
         self._handle = handle
         self._peer = peer
@@ -79,6 +87,9 @@ class UcxChannel(Channel):
         self._closed = False
         self._remotes: dict[int, Any] = {}
         self._table: _Table | None = None
+        self._device_memory: dict[int, MemoryRegion] = {}
+        self._stage = stage
+        self._carrier: Carrier | None = None
         self._path = _path(engine, handle) or tls or "ucx"
 
     @property
@@ -129,6 +140,9 @@ class UcxChannel(Channel):
                 operation="attach",
                 transport=TRANSPORT,
             )
+        if not known.key:
+            self._device_memory = {**self._device_memory, memory_id: region}
+            return
         self._add(memory_id, known.address, known.length, known.key)
 
     def _add(self, memory_id: int, address: int, length: int, key: bytes) -> None:
@@ -147,6 +161,7 @@ class UcxChannel(Channel):
     def detach(self, memory_id: int) -> None:
         """Give the key back."""
         with self._lock:
+            self._device_memory = {number: r for number, r in self._device_memory.items() if number != memory_id}
             if memory_id not in self._remotes:
                 return
             remotes = dict(self._remotes)
@@ -155,7 +170,33 @@ class UcxChannel(Channel):
         self._engine.lib.cfw_remote_detach(remote)
 
     def prepare(self, operation: Operation, batch: Batch) -> Prepared:
-        """Find the key for every piece, and hold each against its region."""
+        """Find the key for every piece, and hold each against its region; device memory here is staged."""
+        if self._device_memory:
+            self._refuse_device_memory(batch)
+        stage = self._stage()
+        mask = None if stage is None else stage.holds(batch.local)
+        if stage is None or mask is None:
+            return self.prepare_host(operation, batch)
+        return StagedPrepared(self, stage, operation, batch, mask, self._path)
+
+    def _refuse_device_memory(self, batch: Batch) -> None:
+        known = self._device_memory
+        rows = np.flatnonzero(np.isin(batch.regions, np.fromiter(known, np.uint64, len(known))))
+        if len(rows):
+            number = int(batch.regions[rows[0]])
+            raise BrokenError(
+                f"piece {int(rows[0])} lies in {known[number]} of the peer, which no network card there reads: that "
+                "end has to copy it through its own host memory, and does so only for transfers that it starts itself. "
+                "Have the peer write it (push) instead of reading it from here, or register host memory there, or "
+                "declare peer_memory there where the driver's module is loaded",
+                code="memory.device",
+                operation="prepare",
+                transport=TRANSPORT,
+                facts={"failed": (int(rows[0]),), "memory": number},
+            )
+
+    def prepare_host(self, operation: Operation, batch: Batch) -> UcxPrepared:
+        """Put a batch whose local memory is the host's into native form."""
         with self._lock:
             table = self._table
             if table is None:
@@ -167,7 +208,7 @@ class UcxChannel(Channel):
 
     def post(self, prepared: Prepared) -> Transfer:
         """One native call."""
-        if not isinstance(prepared, UcxPrepared):
+        if not isinstance(prepared, (UcxPrepared, StagedPrepared)):
             raise refusal(
                 RequestError,
                 {TypeError},
@@ -177,6 +218,22 @@ class UcxChannel(Channel):
             )
         if self._closed:
             raise _closed()
+        return self._post_staged(prepared) if isinstance(prepared, StagedPrepared) else self.post_host(prepared)
+
+    def _post_staged(self, prepared: StagedPrepared) -> Transfer:
+        status = self._engine.lib.cfw_channel_status(self._handle)
+        if status:
+            raise _closed() if self._closed else transfer_error(status, self._engine.text(status), None)
+        with self._lock:
+            if self._carrier is None:
+                self._carrier = Carrier(prepared.stage)
+            carrier = self._carrier
+            if self._closed:
+                carrier.stop()
+        return carrier.post(prepared)
+
+    def post_host(self, prepared: UcxPrepared) -> Job:
+        """Post a batch of host memory."""
         try:
             return self._engine.post(prepared)
         except BrokenError:
@@ -194,8 +251,15 @@ class UcxChannel(Channel):
             if self._closed:
                 return
             self._closed = True
+            carrier = self._carrier
+        if carrier is not None:
+            carrier.stop()
         grace = _GRACE_NS if self.watched else _GRACE_UNWATCHED_NS
+        if carrier is not None and self.watched:
+            carrier.join(grace / 1e9)
         self._engine.give_back(self._peer.address, self._handle, grace)
+        if carrier is not None:
+            carrier.join(_JOIN)
         with self._lock:
             self._remotes, self._table = {}, None
 

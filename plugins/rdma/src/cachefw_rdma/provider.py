@@ -12,6 +12,7 @@ from cachefw.rules import Finding, Request
 from cachefw.transport import Batch, Channel, RegisteredMemory
 
 from .case import Setup
+from .profiles import Way
 from .status import TRANSPORT
 
 __all__ = ["CHECKS", "DEFAULT", "PROVIDERS", "Provider", "make_provider", "own_findings"]
@@ -68,6 +69,13 @@ class Provider(Protocol):
 
     def held(self) -> Mapping[str, int | str]:
         """What its rules want to know of it, while it is open."""
+
+    @property
+    def device(self) -> int:
+        """Number of the device of which the rules, and its copies, ask the runtime."""
+
+    def ways(self, *, copies: bool) -> Way:
+        """What it does for device memory; `copies` says whether there is a runtime that copies it."""
 
     def nics(self) -> int | None:
         """How many verbs devices it may use, 0 for none; None when that is not known."""

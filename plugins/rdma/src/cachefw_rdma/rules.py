@@ -75,7 +75,7 @@ def _host_allocator(case: Case) -> Iterable[Finding]:
         elif made is None or made is wrong:
             yield _wrong_allocator(case, at, made, why)
     for why, unknown in unsure.items():
-        fix = "allocate it with CacheManager.allocate, or open the transport where the runtime can be asked"
+        fix = "open the transport where the runtime can be asked, or name the machine: the setting profile"
         yield from unchecked(unknown, f"how it was made cannot be told: {why}", fix, {"needs": need.value})
 
 
@@ -85,11 +85,11 @@ def _wrong_allocator(case: Case, at: At, made: PointerKind | None, why: str) -> 
     found = f"addrs[{index}] {region} is {made or 'not all of one kind'} ({why})"
     if profile.needs_runtime_host_memory is Need.REQUIRED:
         text = f"{found}; on {profile.name} RDMA needs host memory of aclrtMallocHost, or linking fails"
-        fix = "allocate it with aclrtMallocHost, or CacheManager.allocate(kind=PINNED); if a network card of the host "
+        fix = "allocate it with aclrtMallocHost (Device.allocate_host of cachefw_ascendcl); if a card of the host "
         fix += "carries it, open the transport with profile='host-nic'"
     else:
         text = f"{found}; with {profile.name} memory of aclrtMallocHost cannot be registered"
-        fix = "allocate it with malloc (numpy, torch or mmap do), or CacheManager.allocate(kind=HOST)"
+        fix = "allocate it with malloc (numpy, torch or mmap do)"
     needs = profile.needs_runtime_host_memory.value
     facts = {"found": str(made), "needs": needs, "profile": profile.name}
     return say(Outcome.REFUSED, text, fix, at, facts, profile.source)
@@ -119,10 +119,9 @@ def _device_memory(case: Case) -> Iterable[Finding]:
         reason += "" if not profile.device_memory else " nor has declared peer memory"
         for at in places:
             text = f"addrs[{at[0]}] {at[1]} is device memory; {reason}, and the CPU must not touch it"
-            fix = (
-                "stage it through host memory (install cachefw-ascendcl and open the transport with a device), declare "
-            )
-            fix += "peer memory where the driver's module is loaded, or register host memory"
+            fix = "have it staged through host memory, for which AscendCL has to be found (pip install "
+            fix += "'cachefw-rdma[ascendcl]', CACHEFW_ASCENDCL), declare peer_memory where the driver's module is "
+            fix += "loaded, or register host memory"
             yield say(Outcome.REFUSED, text, fix, at, {"ways": str(ways)})
     else:
         way = str((profile.device_memory & (ways or Way.NONE)).name).lower()

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from cachefw.errors import CacheError, ClosedError, RequestError, TransportUnavailable, refusal
-from cachefw.memory import MemoryKind, MemoryRegion
+from cachefw.memory import MemoryRegion
 from cachefw.rules import Finding, Request
 from cachefw.transport import Batch, Channel, RegisteredMemory, Session, Transport
 
 from . import rules
 from .case import Machine, Setup
-from .profiles import Way
 from .provider import DEFAULT, Provider, make_provider, own_findings
 from .status import TRANSPORT
 
@@ -23,7 +22,7 @@ _OWN = ("provider", "profile")
 
 
 class RdmaTransport(Transport):
-    """Host memory over RDMA network cards; over tcp and shared memory where UCX has no card to use.
+    """Memory over RDMA network cards; over tcp and shared memory where UCX has no card to use.
 
     Settings:
         provider: ``"ucx"`` (default): the host's cards, by UCX. ``"hixl"``: the cards of Ascend devices.
@@ -84,13 +83,13 @@ class RdmaTransport(Transport):
         with self._lock:
             machine = self._machine
             if machine is None:
-                machine = self._machine = Machine()
+                machine = self._machine = Machine(device=provider.device)
         setup = Setup(
             runtime=machine.runtime,
             obstacle=machine.obstacle,
             profile=self._profile,
             nics=provider.nics(),
-            ways=Way.DIRECT if MemoryKind.DEVICE in provider.kinds else Way.NONE,
+            ways=provider.ways(copies=machine.device is not None),
         )
         return [*rules.check(request, setup), *own_findings(provider, request, setup)]
 
@@ -121,6 +120,12 @@ class RdmaTransport(Transport):
     def copy(self, batch: Batch) -> None:
         """Copy within this process."""
         self._open("copy").copy(batch)
+
+    @property
+    def remark(self) -> str:
+        """Says so when the devices are those of a simulator."""
+        with self._lock:
+            return "SIMULATED" if self._machine is not None and self._machine.simulated else ""
 
     def _open(self, operation: str) -> Provider:
         provider = self._provider

@@ -1,10 +1,12 @@
-"""The provider ``ucx``: host memory over the host's network cards, by UCX."""
+"""The provider ``ucx``: memory over the host's network cards, by UCX; device memory through host memory."""
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import secrets
+import sys
 import threading
 import time
 import weakref
@@ -27,10 +29,12 @@ from cachefw.memory import MemoryKind, MemoryRegion
 from cachefw.transport import Batch, RegisteredMemory
 
 from . import envelope
-from .case import verbs_devices
+from .case import Machine, verbs_devices
 from .channel import UcxChannel
 from .engine import Engine
 from .library import Library, open_library
+from .profiles import Way
+from .staging import BUFFERS, Stage, no_device
 from .status import TRANSPORT, connect_error, register_error
 
 __all__ = ["UcxMemory", "UcxProvider"]
@@ -45,8 +49,8 @@ class UcxMemory(RegisteredMemory):
     """A registered region.
 
     Attributes:
-        handle: The native side's, given back by `UcxProvider.unregister`.
-        key: What a peer needs.
+        handle: The native side's, given back by `UcxProvider.unregister`; None for device memory that is staged.
+        key: What a peer needs; empty for memory that only this end can use.
     """
 
     handle: Any
@@ -61,10 +65,16 @@ class Settings:
     net_devices: str | None = None
     inflight: int = 64
     error_mode: str = "auto"
+    device: int = 0
+    staging_bytes: int = 32 * 2**20
+    peer_memory: bool = False
 
     def ucx(self) -> dict[str, str]:
         """Those that are UCX's, by its names without UCX_."""
         given = {"TLS": self.tls, "NET_DEVICES": self.net_devices}
+        if self.peer_memory:
+            # The CPU must not touch a byte of it, which UCX would have it do for small messages.
+            given["ZCOPY_THRESH"] = "0"
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -79,14 +89,17 @@ class UcxProvider:
         error_mode: Whether UCX watches over peers. ``"peer"``: yes, so that a peer's death ends transfers; over
             transports that can (cards, tcp) alone. ``"none"``: no, which lets UCX use shared memory too. ``"auto"``
             (default): yes where it can with `tls`.
+        device: Number of the device whose runtime is asked and copies; default 0.
+        staging_bytes: Host memory that device memory is staged through, at most: 8 buffers, made when they are needed.
+        peer_memory: True declares that the cards read device memory themselves, by the driver's peer-memory module:
+            it is registered as it is, and nothing is staged. Over cards alone; unverified on hardware.
 
     Every other setting of UCX is taken from its environment variables.
     """
 
     name: ClassVar[str] = "ucx"
-    settings: ClassVar[tuple[str, ...]] = ("tls", "net_devices", "inflight", "error_mode")
-    # Device memory would be staged through host memory here: a card cannot reach it, and UCX takes it for host memory.
-    kinds: ClassVar[frozenset[MemoryKind]] = frozenset({MemoryKind.HOST, MemoryKind.PINNED})
+    settings: ClassVar[tuple[str, ...]] = tuple(field.name for field in attrs.fields(Settings))
+    kinds: ClassVar[frozenset[MemoryKind]] = frozenset({MemoryKind.HOST, MemoryKind.PINNED, MemoryKind.DEVICE})
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -94,6 +107,8 @@ class UcxProvider:
         self._library: Library | None = None
         self._channels: weakref.WeakSet[UcxChannel] = weakref.WeakSet()
         self._settings = Settings()
+        self._machine: Machine | None = None
+        self._stage: Stage | None = None
         self._nonce = b""
         self._card = b""
 
@@ -117,6 +132,7 @@ class UcxProvider:
     def open(self, settings: Mapping[str, Any]) -> None:
         """Start a UCX worker and the thread that keeps it going."""
         self._settings = _checked(settings)
+        self._check_peer_memory()
         assert self._library is not None, "probe comes first"  # noqa: S101
         self._engine = Engine(self._library, self._settings.ucx(), self._settings.inflight)
         self._nonce = secrets.token_bytes(16)
@@ -136,20 +152,24 @@ class UcxProvider:
         """Close the channels, then the worker."""
         with self._lock:
             engine, self._engine = self._engine, None
+            stage, self._stage = self._stage, None
+            machine, self._machine = self._machine, None
         for channel in list(self._channels):
             channel.close()
         if engine is not None:
             engine.close()
+        # After the engine, which settles whatever its threads still wait for.
+        if stage is not None:
+            stage.close()
+        if machine is not None:
+            machine.close()
 
     def register(self, region: MemoryRegion) -> UcxMemory:
-        """Map the region into UCX, which pins it where a card is used."""
-        if region.kind not in self.kinds:
-            raise UnsupportedOperation(
-                f"provider {self.name!r} takes host memory, not {region.kind}",
-                operation="register",
-                transport=TRANSPORT,
-            )
+        """Map the region into UCX, which pins it where a card is used; device memory is noted, and staged."""
         engine = self._opened("register")
+        if region.kind is MemoryKind.DEVICE and not self._settings.peer_memory:
+            self._staged(str(region)).add(region)
+            return UcxMemory(region, TRANSPORT, None, b"")
         handle, key = engine.register(region.address, region.length)
         if len(key) > envelope.MOST - 128:
             engine.unregister(handle)
@@ -161,6 +181,9 @@ class UcxProvider:
         memory = _own(registered)
         engine = self._engine
         if engine is None:
+            return
+        if memory.handle is None:
+            self._staged(str(memory.region)).remove(memory.region)
             return
         status = engine.unregister(memory.handle)
         if status:
@@ -206,7 +229,7 @@ class UcxProvider:
             )
             if handle is None:
                 raise connect_error(status, engine.text(status), timeout)
-            channel = UcxChannel(engine, handle, peer, self._settings.tls or "")
+            channel = UcxChannel(engine, handle, peer, self._settings.tls or "", lambda: self._stage)
             self._channels.add(channel)
             try:
                 error = channel.greet(end - time.monotonic(), timeout)
@@ -224,12 +247,29 @@ class UcxProvider:
             kept = None
 
     def copy(self, batch: Batch) -> None:
-        """Copy within this process, without UCX."""
-        self._opened("copy").copy(batch)
+        """Copy within this process, without UCX; by the device's runtime where this process uses one."""
+        engine = self._opened("copy")
+        # Whatever made device memory here has loaded one of these.
+        loaded = not {"cachefw_ascendcl", "torch_npu"}.isdisjoint(sys.modules)
+        if self._stage is not None or (loaded and self._opened_machine().device is not None):
+            self._staged("what is to be copied").copy(batch)
+        else:
+            engine.copy(batch)
 
     def held(self) -> dict[str, int | str]:
         """Nothing: it has no rules of its own."""
         return {}
+
+    @property
+    def device(self) -> int:
+        """The setting."""
+        return self._settings.device
+
+    def ways(self, *, copies: bool) -> Way:
+        """As declared, else staged where there is a runtime to copy it."""
+        if self._settings.peer_memory:
+            return Way.PEER
+        return Way.STAGED if copies else Way.NONE
 
     def nics(self) -> int | None:
         """As the settings `tls` and `net_devices` say, or the environment; None where UCX may take one or leave it."""
@@ -244,6 +284,31 @@ class UcxProvider:
     def _version(self) -> tuple[int, int]:
         assert self._library is not None, "probe comes first"  # noqa: S101
         return self._library.version[:2]
+
+    def _opened_machine(self) -> Machine:
+        with self._lock:
+            if self._machine is None:
+                self._machine = Machine(device=self._settings.device)
+            return self._machine
+
+    def _staged(self, what: str) -> Stage:
+        """The stage, made when it is first needed."""
+        engine, machine = self._opened("register"), self._opened_machine()
+        with self._lock:
+            if self._stage is None:
+                if machine.device is None:
+                    raise no_device(what, machine.obstacle)
+                self._stage = Stage(engine, machine.device, self._settings.staging_bytes)
+            return self._stage
+
+    def _check_peer_memory(self) -> None:
+        if self._settings.peer_memory and self.nics() == 0:
+            with Machine(device=self._settings.device) as machine:
+                if not machine.simulated:
+                    raise _refused(
+                        "peer_memory needs a network card that reads device memory, and none is used: without one the "
+                        "CPU would have to. Name cards in tls and net_devices, or leave peer_memory out"
+                    )
 
     def _opened(self, operation: str) -> Engine:
         engine = self._engine
@@ -273,6 +338,12 @@ def _checked(settings: Mapping[str, Any]) -> Settings:
         wrong.append(f"inflight must be 1 to 4096, not {checked.inflight!r}")
     if checked.error_mode not in _ERROR_MODES:
         wrong.append(f"error_mode must be one of {', '.join(_ERROR_MODES)}, not {checked.error_mode!r}")
+    for name, least, most in (("device", 0, 2**31 - 1), ("staging_bytes", BUFFERS * mmap.PAGESIZE, 2**36)):
+        value = getattr(checked, name)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            wrong.append(f"{name} must be {least:,} to {most:,}, not {value!r}")
+    if not isinstance(checked.peer_memory, bool):
+        wrong.append(f"peer_memory must be True or False, not {checked.peer_memory!r}")
     if wrong:
         raise _refused("; ".join(wrong))
     return checked

@@ -26,6 +26,7 @@ from cachefw.transport import Batch, RegisteredMemory
 
 from .. import envelope
 from ..case import Machine
+from ..profiles import Way
 from .settings import ENDPOINT, SETTINGS, checked
 from .status import TRANSPORT
 
@@ -172,6 +173,16 @@ class HixlProvider:
         self._bound = self._given or nullcontext
         if machine is not None:
             machine.close()
+
+    @property
+    def device(self) -> int:
+        """The setting."""
+        number: int = self._settings.get("device", 0)
+        return number
+
+    def ways(self, *, copies: bool) -> Way:
+        """The device's NIC reads its memory itself."""
+        return Way.DIRECT
 
     def close(self) -> None:
         """Close the channels and the server, and let the library go. Idempotent."""
