@@ -17,9 +17,10 @@ from cachefw.errors import (
     UnsupportedOperation,
     refusal,
 )
+from cachefw.hooks import Hooks
 from cachefw.memory import Allocation, MemoryKind
 from cachefw.moving import Moving
-from cachefw.plugins import Hooks, Plugin, open_transports
+from cachefw.plugins import Plugin, open_transports
 from cachefw.registrar import Peers, Registrar
 from cachefw.registry import Memory, Registry
 from cachefw.rules import Limits, Plan

@@ -23,9 +23,9 @@ from cachefw.errors import (
     RequestError,
     refusal,
 )
+from cachefw.hooks import Hooks
 from cachefw.memory import MemoryKind, MemoryRegion, region_of
 from cachefw.planning import Planner, refuse
-from cachefw.plugins import Hooks
 from cachefw.registry import Memory, MemoryState, Registry
 from cachefw.rules import Limits, Plan
 from cachefw.transport import Transport
