@@ -1,0 +1,320 @@
+"""The kit finds what is wrong: each transport here tells one lie, and the test meant for that lie must fail."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import ClassVar
+from xml.etree import ElementTree
+
+import pytest
+
+import cachefw
+from cachefw.errors import BrokenError
+from cachefw.memory import Allocation
+from cachefw.testing import MemoryTransport
+from cachefw.testing.memory import MemoryChannel, MemoryTransfer
+from cachefw.transport import Batch, Capability
+
+ALL = MemoryTransport.info_named().capabilities
+
+
+class Liar(MemoryTransport):
+    offers = ALL
+    #: The tests that must fail, by name.
+    caught_by: ClassVar[tuple[str, ...]]
+
+
+class DropsTheLastByte(Liar):
+    caught_by = ("test_every_byte_moves_and_no_other", "test_copy_moves_every_byte_and_no_other")
+
+    def _move_piece(self, to, start, length):
+        if length > 1:
+            super()._move_piece(to, start, length - 1)
+
+
+class MovesOneByteTooMany(Liar):
+    caught_by = ("test_every_byte_moves_and_no_other", "test_copy_moves_every_byte_and_no_other")
+
+    def _move_piece(self, to, start, length):
+        super()._move_piece(to, start, length + 1)
+
+
+class MovesNothing(Liar):
+    caught_by = ("test_offered_capability_works", "test_many_are_in_flight", "test_prepared_once_and_posted_often")
+
+    def _move_piece(self, to, start, length):
+        pass
+
+
+class SwapsTwoPieces(Liar):
+    caught_by = ("test_scattered_pieces", "test_regions_are_not_mixed_up", "test_against_model")
+
+    class Lying(MemoryChannel):
+        def prepare(self, operation, batch):
+            if len(batch) > 1:
+                order = [1, 0, *range(2, len(batch))]
+                batch = Batch(batch.local, batch.remote[order], batch.length, batch.regions)
+            return super().prepare(operation, batch)
+
+    channel_type = Lying
+
+
+class ForgetsEverySeventhPost(Liar):
+    caught_by = ("test_against_model",)
+    moved = 0
+
+    def _move_piece(self, to, start, length):
+        self.moved += 1
+        if self.moved % 7:
+            super()._move_piece(to, start, length)
+
+
+class MovesAfterItHasSettled(Liar):
+    caught_by = ("test_bytes_are_there_when_it_has_settled", "test_channel_close_settles_what_runs")
+
+    class Lying(MemoryTransfer):
+        __slots__ = ()
+
+        def run(self):
+            self._transport.late.append(self)
+            self._settle(None)
+
+    transfer_type = Lying
+
+    def open(self, settings):
+        self.late = []
+        super().open(settings)
+
+    def unregister(self, registered):
+        for transfer in self.late:
+            transfer._move()
+        self.late.clear()
+        super().unregister(registered)
+
+
+class NeverSettles(Liar):
+    caught_by = ("test_wait_with_a_timeout", "test_offered_capability_works")
+
+    class Lying(MemoryTransfer):
+        __slots__ = ()
+
+        def wait(self, timeout=None):
+            return False
+
+    transfer_type = Lying
+
+
+class RefusesWhatItOffers(Liar):
+    caught_by = ("test_offered_capability_works", "test_every_byte_moves_and_no_other")
+
+    def _require(self, operation, ability):
+        if operation == "write":
+            raise self._unsupported(operation, ability)
+
+
+class DoesWhatItDoesNotOffer(Liar):
+    caught_by = ("test_capability_not_offered_is_refused",)
+    offers = ALL & ~Capability.WRITE
+
+    def _require(self, operation, ability):
+        pass
+
+
+class LosesADescriptor(Liar):
+    caught_by = ("test_twenty_rounds_leak_nothing", "test_close_without_open")
+
+    def probe(self):
+        os.open(os.devnull, os.O_RDONLY)
+
+
+class LosesAThread(Liar):
+    caught_by = ("test_twenty_rounds_leak_nothing", "test_close_twice")
+
+    def open(self, settings):
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        super().open(settings)
+
+
+class LosesAMapping(Liar):
+    caught_by = ("test_hundred_regions", "test_register_again_after_unregister")
+    lost: ClassVar[list[mmap.mmap]] = []
+
+    def register(self, region):
+        self.lost.append(mmap.mmap(-1, 4096))
+        return super().register(region)
+
+
+class ClosesOnce(Liar):
+    caught_by = ("test_close_twice",)
+
+    def close(self):
+        if self._token is None:
+            raise RuntimeError("closed already")
+        super().close()
+
+
+class CallsBackTwice(Liar):
+    caught_by = ("test_callbacks_are_called_once",)
+
+    class Lying(MemoryTransfer):
+        __slots__ = ()
+
+        def _call(self, callback):
+            super()._call(callback)
+            super()._call(callback)
+
+    transfer_type = Lying
+
+
+class NeverCallsBack(Liar):
+    caught_by = ("test_callbacks_are_called_once", "test_late_callback_is_called_in_this_thread")
+
+    class Lying(MemoryTransfer):
+        __slots__ = ()
+
+        def _call(self, callback):
+            pass
+
+    transfer_type = Lying
+
+
+class CallbackBreaksIt(Liar):
+    caught_by = ("test_callback_that_raises_breaks_nothing",)
+
+    class Lying(MemoryTransfer):
+        __slots__ = ()
+
+        def _call(self, callback):
+            callback(self)
+
+    transfer_type = Lying
+
+
+class ForgetsToDetach(Liar):
+    caught_by = ("test_detached_memory_is_an_error", "test_against_model")
+
+    class Lying(MemoryChannel):
+        def detach(self, memory_id):
+            pass
+
+    channel_type = Lying
+
+
+class PostsWhenClosed(Liar):
+    caught_by = ("test_post_on_a_closed_channel", "test_transport_close_settles_and_closes_channels")
+
+    class Lying(MemoryChannel):
+        def close(self):
+            pass
+
+    channel_type = Lying
+
+
+class RaisesAnyException(Liar):
+    caught_by = ("test_malformed_card_is_an_error",)
+
+    def connect(self, card, timeout, session):
+        struct.unpack("<24s", card)
+        return super().connect(card, timeout, session)
+
+
+class BelievesAnyDescription(Liar):
+    caught_by = ("test_malformed_description_is_an_error",)
+
+    class Lying(MemoryChannel):
+        def attach(self, memory_id, region, description):
+            try:
+                super().attach(memory_id, region, description)
+            except BrokenError:
+                self._attached[memory_id] = b""
+
+    channel_type = Lying
+
+
+class DoesNotSayWhoseErrorItIs(Liar):
+    caught_by = ("test_unknown_memory_is_an_error", "test_malformed_card_is_an_error")
+
+    def _broken(self, message, operation, index=None):
+        return BrokenError(message, operation=operation)
+
+
+class CardGrows(Liar):
+    caught_by = ("test_hundred_regions",)
+
+    def card(self):
+        return super().card() + bytes(64 * len(self._registered))
+
+
+class AlignsNothing(Liar):
+    caught_by = ("test_allocation_is_aligned",)
+
+    def allocate(self, size, kind, alignment, options=None):
+        whole = super().allocate(size + 1, kind, alignment, options)
+        return Allocation(whole.address + 1, size, kind, whole.close)
+
+
+class TakesAnySetting(Liar):
+    caught_by = ("test_unknown_setting_is_refused",)
+
+    def open(self, settings):
+        super().open({})
+
+
+LIARS = Liar.__subclasses__()
+
+GENERATED = """\
+import importlib.util
+import pytest
+from cachefw.testing import TransportTests
+
+spec = importlib.util.spec_from_file_location("liars", {path!r})
+liars = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(liars)
+
+def kit(liar):
+    class Kit(TransportTests):
+        @pytest.fixture
+        def transport_info(self):
+            return liar.info_named(liar.__name__.lower(), liar.offers)
+    return Kit
+
+for liar in liars.LIARS:
+    globals()["Test" + liar.__name__] = kit(liar)
+"""
+
+
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory):
+    """What the kit says of every liar: the tests that failed, by the liar's name and without parameters."""
+    folder = tmp_path_factory.mktemp("liars")
+    (folder / "test_liars.py").write_text(GENERATED.format(path=__file__))
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    tests = [f"test_liars.py::Test{liar.__name__}::{name}" for liar in LIARS for name in liar.caught_by]
+    search = [str(Path(cachefw.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=line", "--junitxml=report.xml", *tests],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(search), "CACHEFW_TESTING_TIMEOUT": "0.5", "CI": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    failed: dict[str, set[str]] = {}
+    for case in ElementTree.parse(folder / "report.xml").iter("testcase"):
+        if case.find("failure") is not None or case.find("error") is not None:
+            name = case.get("classname", "").rpartition(".Test")[2]
+            failed.setdefault(name, set()).add(case.get("name", "").partition("[")[0])
+    return failed
+
+
+@pytest.mark.parametrize("liar", LIARS, ids=lambda liar: liar.__name__)
+def test_lie_is_found(verdicts, liar):
+    assert verdicts.get(liar.__name__, set()) == set(liar.caught_by)
