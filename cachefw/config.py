@@ -56,6 +56,10 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
+def _any_names(text: str) -> tuple[str, ...]:
+    return _names(text) if text.strip(", ") else ()
+
+
 SETTINGS: dict[str, Setting] = {
     setting.name: setting
     for setting in (
@@ -69,6 +73,21 @@ SETTINGS: dict[str, Setting] = {
         Setting("timeout", "CACHEFW_TIMEOUT", 30.0, _seconds, "seconds a transfer may take when the call says nothing"),
         Setting("link_timeout", "CACHEFW_LINK_TIMEOUT", 5.0, _seconds, "seconds that linking and unlinking may take"),
         Setting("debug", "CACHEFW_DEBUG", False, _flag, "1 shows the traceback behind an error of the command line"),
+        Setting(
+            "plugins",
+            "CACHEFW_PLUGINS",
+            (),
+            _any_names,
+            "the only plugins to use, by name or distribution, separated by commas; unset for all that are installed",
+        ),
+        Setting(
+            "disable_plugins",
+            "CACHEFW_DISABLE_PLUGINS",
+            (),
+            _any_names,
+            "plugins to leave out, by name or distribution, separated by commas",
+        ),
+        Setting("plugin_timeout", "CACHEFW_PLUGIN_TIMEOUT", 30.0, _seconds, "seconds that importing a plugin may take"),
         Setting("strict", "CACHEFW_STRICT", False, _flag, "1 refuses what a rule could not check"),
     )
 }

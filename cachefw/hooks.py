@@ -10,6 +10,8 @@ import attrs
 import pluggy
 
 from cachefw import hookspecs
+from cachefw.config import SETTINGS
+from cachefw.discovery import Plugin
 from cachefw.errors import CacheError, PluginError
 from cachefw.loading import adopt
 from cachefw.memory import MemoryRegion
@@ -35,33 +37,43 @@ class _Core:
 
 
 class Hooks:
-    """The hooks of one manager: its transports' plugins, the plugins given to it, and the core's own answers.
+    """The hooks of one manager: its transports' plugins, policies, the plugins given to it, and the core's own answers.
 
     Args:
         transports: The plugin of each open transport, by name.
         extra: Further plugins, e.g. policies and observers.
+        policies: What is installed and in force without being named. One that is broken cannot check anything, and
+            every plan says so.
 
     Raises:
         PluginError: One of `extra` breaks the contract.
     """
 
-    def __init__(self, transports: Mapping[str, Any], extra: Iterable[Any] = ()) -> None:
+    def __init__(
+        self, transports: Mapping[str, Any], extra: Iterable[Any] = (), policies: Iterable[Plugin] = ()
+    ) -> None:
         self._manager = pluggy.PluginManager("cachefw")
         self._manager.add_hookspecs(hookspecs)
-        self._manager.register(_Core(), "core")
+        # With a space, which no transport's name has.
+        self._manager.register(_Core(), "the core")
         self._reported: set[str] = set()
         self._validators: dict[str | None, list[tuple[str, Any]]] = {}
+        self._silent: list[Plugin] = []
         for name, module in transports.items():
             self._manager.register(module, name)
+        for policy in policies:
+            if policy.module is None:
+                self._silent.append(policy)
+            else:
+                self._admit(policy.name, policy.module)
         for plugin in extra:
             name = getattr(plugin, "__name__", type(plugin).__name__)
-            fault = adopt(plugin, name)
+            fault = adopt(plugin, name) if not isinstance(plugin, str) else "give the plugin itself, not a name"
             if isinstance(fault, str):
                 raise PluginError(f"plugin {name!r}: {fault}", code="plugin.contract")
             if self._manager.is_registered(plugin):
-                raise PluginError(f"plugin {name!r} is given twice", code="plugin.contract")
-            taken = sum(other.partition("#")[0] == name for other, _ in self._manager.list_name_plugin())
-            self._manager.register(plugin, f"{name}#{taken + 1}" if taken else name)
+                raise PluginError(f"plugin {name!r} is given twice, or is installed too", code="plugin.contract")
+            self._admit(name, plugin)
         everyone = self._manager.list_name_plugin()
         for name, plugin in everyone:
             if plugin is None or not hasattr(plugin, "cachefw_validate_memory"):
@@ -70,9 +82,13 @@ class Hooks:
             caller = self._manager.subset_hook_caller("cachefw_validate_memory", others)
             self._validators.setdefault(name if name in transports else None, []).append((name, caller))
 
+    def _admit(self, name: str, plugin: Any) -> None:
+        taken = sum(other.partition("#")[0] == name for other, _ in self._manager.list_name_plugin())
+        self._manager.register(plugin, f"{name}#{taken + 1}" if taken else name)
+
     def validate(self, request: Request, transport: Transport | None = None) -> list[Finding]:
         """What the plugins say to a request: the transport's own plugin, or every policy when it names none."""
-        findings: list[Finding] = []
+        findings = [_silent_policy(plugin) for plugin in self._silent] if request.transport is None else []
         for name, caller in self._validators.get(request.transport, ()):
             try:
                 results = [finding for result in caller(request=request, transport=transport) for finding in result]
@@ -131,6 +147,10 @@ class Hooks:
                 transport=name,
             ) from error
 
+    def observed(self, hook: str) -> bool:
+        """Whether anybody implements an observer's hook; it stays so."""
+        return bool(getattr(self._manager.hook, hook).get_hookimpls())
+
     def observe(self, hook: str, **arguments: Any) -> None:
         """Tell the observers. One that raises is reported once, and the call goes on."""
         for impl in reversed(getattr(self._manager.hook, hook).get_hookimpls()):
@@ -143,6 +163,17 @@ class Hooks:
                     warnings.warn(
                         f"plugin {culprit} raised {error!r}; not reported again", RuntimeWarning, stacklevel=3
                     )
+
+
+def _silent_policy(plugin: Plugin) -> Finding:
+    return Finding(
+        "core.plugin",
+        Outcome.NOT_CHECKED,
+        f"the rules of {plugin} could not be checked: {plugin.reason}",
+        facts={"detail": plugin.trace or None},
+        fix=f"mend it, or leave it out: {SETTINGS['disable_plugins'].variable}={plugin.name}",
+        source="cachefw",
+    )
 
 
 def _unanswered(name: str, request: Request, error: CacheError) -> Finding:

@@ -20,7 +20,7 @@ from cachefw.errors import (
 from cachefw.hooks import Hooks
 from cachefw.memory import Allocation, MemoryKind
 from cachefw.moving import Moving
-from cachefw.plugins import Plugin, open_transports
+from cachefw.plugins import Plugin, catalogue, open_transports
 from cachefw.registrar import Peers, Registrar
 from cachefw.registry import Memory, Registry
 from cachefw.rules import Limits, Plan
@@ -75,7 +75,8 @@ class CacheManager(Moving):
     ) -> None:
         self._transports = {transport.info.name: transport for _, transport in opened}
         try:
-            self._hooks = Hooks({plugin.name: plugin.module for plugin, _ in opened}, plugins)
+            modules = {plugin.name: plugin.module for plugin, _ in opened}
+            self._hooks = Hooks(modules, plugins, catalogue.policies())
         except BaseException:
             for transport in self._transports.values():
                 transport.close()

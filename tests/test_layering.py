@@ -20,7 +20,7 @@ LAYERS = [
     {"transport"},
     {"hookspecs"},
     {"config", "metrics", "published"},
-    {"discovery"},
+    {"discovery", "footprint"},
     {"loading"},
     {"plugins"},
     {"hooks"},

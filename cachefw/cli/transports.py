@@ -43,6 +43,7 @@ def _facts(plugin: Plugin) -> dict[str, Any]:
         "name": plugin.name,
         "distribution": plugin.distribution,
         "version": plugin.version,
+        "path": plugin.path,
         "target": plugin.target,
         "state": plugin.state.value,
         "remark": plugin.remark,
@@ -51,6 +52,9 @@ def _facts(plugin: Plugin) -> dict[str, Any]:
         "capabilities": [ability.name.lower() for ability in _abilities(info.capabilities)] if info else [],
         "summary": info.summary if info else "",
         "reason": plugin.reason,
+        "changes": list(plugin.changes),
+        "hides": [f"{hidden.version} in {hidden.path}" for hidden in catalogue.hidden() if hidden.name == plugin.name],
+        "trace": plugin.trace,
     }
 
 
@@ -77,11 +81,16 @@ def _show(plugins: list[Plugin]) -> None:
                 f"can: {', '.join(facts['capabilities']).replace('_', ' ') or 'register only'}",
             ]
         elif plugin.state is PluginState.LOADED:
-            lines.append("offers hooks, and no transport")
-        lines.append(f"from: {plugin.distribution} {plugin.version}")
+            lines.append(
+                "a policy, in force without being named" if plugin.is_policy else "offers hooks, and no transport"
+            )
+        lines.append(f"from: {plugin.distribution} {plugin.version} in {plugin.path}")
+        lines += [f"hides: {plugin.distribution} {hidden}" for hidden in facts["hides"]]
         text = Text("\n".join(lines))
         if plugin.reason:
             text.append(f"\n{plugin.reason}", "red" if plugin.state is PluginState.BROKEN else "yellow")
+        for change in plugin.changes:
+            text.append(f"\n{change}", "yellow")
         state = Text(plugin.state.value, _STYLES.get(plugin.state, ""))
         if plugin.remark:
             state.append(f"\n{plugin.remark}", "bold yellow")

@@ -32,6 +32,8 @@ WHEEL = "libucx"
 DEFAULTS: dict[str, str] = {
     # Else it installs handlers for the signals of faults, which print their own traces and hide Python's.
     "UCX_HANDLE_ERRORS": "none",
+    # Else it takes SIGHUP from the application, to show a debugger.
+    "UCX_DEBUG_SIGNO": "0",
     # It would write to standard output; every failure reaches us as a status.
     "UCX_LOG_LEVEL": "fatal",
     "UCX_WARN_UNUSED_ENV_VARS": "n",
