@@ -105,30 +105,36 @@ def discover() -> tuple[list[Plugin], list[Hidden]]:
     """Every plugin that is installed, in the order of the path, and those hidden by a distribution of the same name."""
     found: list[Plugin] = []
     hidden: list[Hidden] = []
-    for dist, entries in _bringing():
-        name, path = dist.metadata["Name"], folder(dist)
+    seen: set[str] = set()
+    for dist, name, version, entries in _bringing():
+        path = folder(dist)
         first = next(iter(metadata.distributions(name=name)), dist)
-        if (folder(first), first.version) == (path, dist.version):
-            found += [Plugin(e.name, name, dist.version, path, e.value, e.group, e) for e in entries]
+        if name not in seen and folder(first) == path and _entry_points(first) == _entry_points(dist):
+            found += [Plugin(e.name, name, version, path, e.value, e.group, e) for e in entries]
         else:
-            hidden += [Hidden(e.name, name, dist.version, path, first.version, folder(first)) for e in entries]
+            hidden += [Hidden(e.name, name, version, path, first.version, folder(first)) for e in entries]
+        seen.add(name)
     return found, hidden
 
 
-def _bringing() -> Iterator[tuple[metadata.Distribution, list[metadata.EntryPoint]]]:
+def _bringing() -> Iterator[tuple[metadata.Distribution, str, str, list[metadata.EntryPoint]]]:
     """The distributions with plugins. Of the others nothing is read but the list of their entry points."""
     for dist in metadata.distributions():
         try:
-            if "[cachefw." not in (dist.read_text("entry_points.txt") or ""):
+            if "[cachefw." not in _entry_points(dist):
                 continue
             entries = [entry for entry in dist.entry_points if entry.group in (GROUP, POLICIES)]
-            if not (entries and dist.metadata["Name"]):
-                continue
+            head = dist.metadata
         except Exception as error:
             text = f"the entry points of {_title(dist)} cannot be read, so that it has no plugin: {error!r}"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
             continue
-        yield dist, entries
+        if entries and head["Name"]:
+            yield dist, head["Name"], head["Version"] or "?", entries
+
+
+def _entry_points(dist: metadata.Distribution) -> str:
+    return dist.read_text("entry_points.txt") or ""
 
 
 def folder(dist: metadata.Distribution) -> str:

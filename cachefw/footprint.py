@@ -13,6 +13,8 @@ import attrs
 
 __all__ = ["Footprint"]
 
+_SIGNALS = sorted(map(int, signal.valid_signals()))
+
 
 @attrs.frozen
 class Footprint:
@@ -35,7 +37,7 @@ class Footprint:
     @classmethod
     def now(cls) -> Footprint:
         """Look."""
-        handlers = {int(number): signal.getsignal(number) for number in signal.valid_signals()}
+        handlers = {number: signal.getsignal(number) for number in _SIGNALS}
         threads = {id(thread): thread.name for thread in threading.enumerate()}
         tasks = frozenset(map(int, os.listdir("/proc/self/task"))) if os.path.isdir("/proc/self/task") else frozenset()
         return cls(handlers, _caught(), dict(os.environ), threads, tasks)
