@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from cachefw.memory import Access, Allocation, MemoryKind, MemoryRegion, align_within, aligned_empty
     from cachefw.node import Node, Notification
     from cachefw.registry import Memory
+    from cachefw.reports import TransferReport
     from cachefw.rules import Finding, Limits, Outcome, Plan
     from cachefw.transport import Operation
 
@@ -89,6 +90,7 @@ _HOMES = {
     "RegistrationError": "errors",
     "RequestError": "errors",
     "TransferCancelled": "errors",
+    "TransferReport": "reports",
     "TransferTimeout": "errors",
     "TransportUnavailable": "errors",
     "UnsupportedOperation": "errors",
@@ -134,6 +136,7 @@ __all__ = [  # noqa: RUF022 - kept beside the table above, which is sorted
     "RegistrationError",
     "RequestError",
     "TransferCancelled",
+    "TransferReport",
     "TransferTimeout",
     "TransportUnavailable",
     "UnsupportedOperation",

@@ -1,7 +1,8 @@
 """The contract between cachefw and its plugins, version 1.
 
-A plugin is a module (or object) named by an entry point in the group ``cachefw.plugins``. It implements some of these
-hooks with `hookimpl`. A transport needs the first two and usually the next two; a policy needs only
+A plugin is a module (or object) named by an entry point: in the group ``cachefw.plugins`` when it offers a transport, in
+``cachefw.policies`` when it is to be in force without being named. It implements some of these hooks with `hookimpl`. It
+is imported in a thread of its own, which is given up after a time, and should change nothing in the process. A transport needs the first two and usually the next two; a policy needs only
 `cachefw_validate_memory`; an auditor wraps the registration hooks or observes.
 
 Hooks are for cold paths. Transfers never go through them.
@@ -17,6 +18,7 @@ import pluggy
 if TYPE_CHECKING:
     from cachefw.cache import Cache
     from cachefw.memory import MemoryRegion
+    from cachefw.reports import TransferReport
     from cachefw.rules import Finding, Request
     from cachefw.transport import RegisteredMemory, Transport, TransportInfo
 
@@ -182,4 +184,26 @@ def cachefw_link_changed(link: Any) -> None:
         >>> @hookimpl
         ... def cachefw_link_changed(link):
         ...     print(f"cluster {link.cluster_id}: {link.state}")
+    """
+
+
+@hookspec
+def cachefw_transfer_finished(report: TransferReport) -> None:
+    """Observe that a transfer over a link has settled, well or not, or could not be started.
+
+    When: after each read, write and pull, in the order in which they settled, a moment later: reports wait in a queue,
+    and where no plugin has this hook none is made. The queue holds 4096; what does not fit is dropped, and
+    ``report.lost`` counts it. Local copies are not reported. Thread: one of the node's for this alone, so that a slow
+    observer delays only other observers.
+
+    Args:
+        report: Peer, transport, path, operation, bytes, pieces, seconds, outcome and error code.
+
+    What it raises is reported once as a warning and never breaks anything.
+
+    Example:
+        >>> from cachefw.hookspecs import hookimpl
+        >>> @hookimpl
+        ... def cachefw_transfer_finished(report):
+        ...     print(f"{report.operation} of {report.nbytes} bytes from {report.peer}: {report.outcome}")
     """

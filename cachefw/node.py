@@ -20,6 +20,7 @@ from cachefw.links.hub import Hub
 from cachefw.links.link import Link, LinkState
 from cachefw.links.transfers import LinkTransfer
 from cachefw.manager import CacheManager
+from cachefw.reports import Reporter, TransferReport
 from cachefw.rules import Limits
 
 __all__ = ["Node", "Notification"]
@@ -90,8 +91,16 @@ class Node:
         self._completed: collections.deque[LinkTransfer] = collections.deque()
         self._notifications: collections.deque[Notification] = collections.deque()
         self._loop = asyncio.new_event_loop()
+        observed = self.cache_manager.hooks.observed("cachefw_transfer_finished")
+        self._reporter = Reporter(self._transfer_finished, f"cachefw-reports-{self.cluster_id}") if observed else None
         self._hub = Hub(
-            self.cluster_id, self.cache_manager, self._loop, self._link_changed, self._notified, self._completed.append
+            self.cluster_id,
+            self.cache_manager,
+            self._loop,
+            self._link_changed,
+            self._notified,
+            self._completed.append,
+            self._reporter.put if self._reporter else None,
         )
         self._door = Door(self._hub)
         self.cache_manager.bind(self._hub, self.close)
@@ -199,6 +208,9 @@ class Node:
     def _link_changed(self, link: Link) -> None:
         self.cache_manager.hooks.observe("cachefw_link_changed", link=link)
 
+    def _transfer_finished(self, report: TransferReport) -> None:
+        self.cache_manager.hooks.observe("cachefw_transfer_finished", report=report)
+
     # ------------------------------------------------------------------ closing
 
     @property
@@ -214,6 +226,8 @@ class Node:
         try:
             self._run(self._shut())
         finally:
+            if self._reporter is not None:
+                self._reporter.close(self.cache_manager.link_timeout)
             self.cache_manager.close()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()

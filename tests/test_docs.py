@@ -15,6 +15,7 @@ import attrs
 import pytest
 
 from cachefw import hookspecs
+from cachefw.config import SETTINGS
 from cachefw.core_rules import CACHE_RULES, MEMORY_RULES
 from cachefw.plugins import catalogue
 
@@ -144,6 +145,15 @@ def test_every_hook_has_its_heading() -> None:
     headings = re.findall(r"^## `(\w+)\((.*)\)`$", (DOCS / "hooks.md").read_text(), re.MULTILINE)
     signatures = [(name, ", ".join(inspect.signature(getattr(hookspecs, name)).parameters)) for name in HOOKS]
     assert headings == signatures
+
+
+def test_the_settings_of_plugins_have_their_rows() -> None:
+    rows = re.findall(r"^\| `(CACHEFW_\w+)` \| (.+) \| (.+) \|$", (DOCS / "plugins.md").read_text(), re.MULTILINE)
+    defaults = {"plugins": "all", "disable_plugins": "none", "plugin_timeout": "30"}
+    for (variable, default, meaning), (name, expected) in zip(rows, defaults.items(), strict=True):
+        assert (variable, default) == (SETTINGS[name].variable, expected)
+        assert SETTINGS[name].summary.startswith(meaning)
+    assert SETTINGS["plugin_timeout"].default == 30
 
 
 @pytest.mark.parametrize("name", HOOKS)

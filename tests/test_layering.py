@@ -16,7 +16,7 @@ LAYERS = [
     {"cache", "memory"},
     {"rules"},
     {"core_rules"},
-    {"offer", "session"},
+    {"offer", "reports", "session"},
     {"transport"},
     {"hookspecs"},
     {"config", "metrics", "published"},

@@ -13,6 +13,7 @@ from cachefw.errors import BrokenError, CacheError, NotFoundError
 from cachefw.links import messages
 from cachefw.links.aside import aside
 from cachefw.links.link import Link, LinkState
+from cachefw.links.reporting import ObservedChannel, Report
 from cachefw.links.transfers import LinkTransfer
 from cachefw.links.wire import Wire
 from cachefw.manager import CacheManager
@@ -36,6 +37,7 @@ class Hub:
         on_change: Told of each link whose state changed.
         on_notify: Given each notification.
         on_finish: Given each transfer that nobody waits for, once it settled.
+        on_report: Given a report of each transfer; None when nobody observes them.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Hub:
         on_change: Callable[[Link], None],
         on_notify: Callable[[Link, bytes], None],
         on_finish: Callable[[LinkTransfer], None],
+        on_report: Report | None = None,
     ) -> None:
         self.cluster_id = cluster_id
         self.manager = manager
@@ -56,6 +59,7 @@ class Hub:
         self.notified = on_notify
         self.transfer_finished = on_finish
         self._on_change = on_change
+        self._on_report = on_report
         self._tasks: set[asyncio.Task[Any]] = set()
         self._arrivals: dict[bytes, list[asyncio.Future[Link]]] = {}
         # Links whose tables are being exchanged.
@@ -80,6 +84,9 @@ class Hub:
         Raises:
             BrokenError: The peer went away meanwhile.
         """
+        if self._on_report is not None:
+            name = f"cluster {peer.cluster_id} at {wire.name}"
+            channel = ObservedChannel(channel, self._on_report, name, peer.cluster_id, transport)
         link = Link(self, channel, transport, peer.cluster_id, peer.incarnation, wire.name, wire.writer)
         # Filed before the snapshot is taken, so that what comes or goes from now on reaches it as well.
         self._forming.add(link)
