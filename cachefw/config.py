@@ -10,7 +10,7 @@ import attrs
 
 from cachefw.errors import RequestError, refusal
 
-__all__ = ["DEFAULT_TRANSPORT", "SETTINGS", "Setting", "setting"]
+__all__ = ["DEFAULT_TRANSPORT", "SETTINGS", "Setting", "Value", "setting", "value"]
 
 #: The transport of a node that names none. The only place where the core knows a transport's name.
 DEFAULT_TRANSPORT = "host"
@@ -109,3 +109,32 @@ def setting(name: str) -> Any:
         raise refusal(
             RequestError, {ValueError}, f"{known.variable}={text!r}: {error} ({known.summary})", operation="settings"
         ) from None
+
+
+@attrs.frozen
+class Value:
+    """A setting as it stands.
+
+    Attributes:
+        setting: Which.
+        value: What it is; None when the variable's text makes no sense.
+        source: Where it comes from: ``"default"``, or the variable that is set.
+        text: The variable's text; "" where it is unset.
+        fault: Why the text makes no sense, with what it is for; "" when it does.
+    """
+
+    setting: Setting
+    value: Any
+    source: str
+    text: str = ""
+    fault: str = ""
+
+
+def value(name: str) -> Value:
+    """A setting with where it comes from; never raises for a text that makes no sense."""
+    known = SETTINGS[name]
+    text = os.environ.get(known.variable, "")
+    try:
+        return Value(known, setting(name), known.variable if text else "default", text)
+    except RequestError as error:
+        return Value(known, None, known.variable, text, str(error))

@@ -10,7 +10,10 @@ that fits, so both ways of catching work, and every one survives pickling.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from cachefw.catalog import Entry
 
 __all__ = [
     "AuthenticationError",
@@ -74,6 +77,13 @@ class CacheError(Exception):
     def message(self) -> str:
         """The text, as `str()` gives it."""
         return str(self.args[0])
+
+    @property
+    def entry(self) -> Entry | None:
+        """What the catalogue says of `code`: its meaning, and likely causes with what to do; None when it has none."""
+        from cachefw.catalog import lookup
+
+        return lookup(self.code)
 
     def __str__(self) -> str:
         return self.message

@@ -17,6 +17,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from cachefw.cache import Cache
+    from cachefw.catalog import Diagnostics
     from cachefw.memory import MemoryRegion
     from cachefw.reports import TransferReport
     from cachefw.rules import Finding, Request
@@ -206,4 +207,31 @@ def cachefw_transfer_finished(report: TransferReport) -> None:
         >>> @hookimpl
         ... def cachefw_transfer_finished(report):
         ...     print(f"{report.operation} of {report.nbytes} bytes from {report.peer}: {report.outcome}")
+    """
+
+
+@hookspec
+def cachefw_diagnostics() -> Diagnostics:  # type: ignore[empty-body]
+    """Offer what the plugin knows about its errors and its machine, for ``cachefw explain`` and ``cachefw doctor``.
+
+    When: whenever somebody asks what a code means or what is wrong with a machine; never on the way of a registration
+    or transfer. Thread: the one that asks.
+
+    Returns:
+        A `cachefw.catalog.Diagnostics`: entries for the catalogue, checks of this machine, the machines whose rules the
+        plugin knows, files that its processes leave behind. Nothing is looked at before a check is run.
+
+    What it raises is shown by the doctor as the plugin's fault, and harms nothing else.
+
+    Example:
+        >>> from cachefw.catalog import Check, Diagnosis, Diagnostics, Entry, Health
+        >>> from cachefw.hookspecs import hookimpl
+        >>> def card():
+        ...     yield Diagnosis("", Health.OK, "the card answers")
+        >>> @hookimpl
+        ... def cachefw_diagnostics():
+        ...     return Diagnostics(
+        ...         entries=(Entry("example.reset", "code", "the card was reset", owner="example"),),
+        ...         checks=(Check("example.card", "the card", card),),
+        ...     )
     """

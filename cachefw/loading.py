@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import pluggy
 
-from cachefw import hookspecs
+from cachefw import catalog, hookspecs
 from cachefw.config import SETTINGS, setting
 from cachefw.discovery import Plugin, PluginState
 from cachefw.footprint import Footprint
@@ -74,6 +74,7 @@ def load(plugin: Plugin) -> None:
         return
     plugin.module, infos = outcome
     plugin.state, plugin.info = PluginState.LOADED, infos[0] if infos else None
+    catalog.contribute(plugin.name, plugin.module)
 
 
 def note_changes(plugin: Plugin, before: Footprint, when: str, own: threading.Thread | None = None) -> None:

@@ -15,7 +15,11 @@ __all__ = ["debugging", "main"]
 
 # Subcommand -> the module of this package that has a command of that name, and its line in the help.
 _COMMANDS = {
+    "config": ("config", "Show every setting, its value, and where that comes from."),
     "demo": ("demo", "Hand a KV cache from one process to another, and check every byte."),
+    "doctor": ("doctor", "Find out what is wrong: on this host, or between it and a node."),
+    "explain": ("explain", "Explain the code of an error, a number, a rule, a setting or a hook."),
+    "plan": ("plan", "Check a registration without the memory or the hardware."),
     "transports": ("transports", "Show the transports that are installed, and which can be used here."),
 }
 

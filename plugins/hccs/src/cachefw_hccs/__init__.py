@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from cachefw.catalog import Diagnostics
 from cachefw.hookspecs import hookimpl
 from cachefw.memory import MemoryKind
 from cachefw.rules import Finding, Request
@@ -41,3 +42,11 @@ def cachefw_validate_memory(request: Request, transport: Transport | None) -> It
     facts = transport.facts if isinstance(transport, HccsTransport) else None
     case = Case.of(request, facts)
     return [finding for rule in RULES for finding in rule.run(case)]
+
+
+@hookimpl
+def cachefw_diagnostics() -> Diagnostics:
+    """What is known about errors and machines."""
+    from .diagnostics import diagnostics
+
+    return diagnostics()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from cachefw.catalog import Diagnostics
 from cachefw.hookspecs import hookimpl
 from cachefw.memory import MemoryKind
 from cachefw.rules import Finding, Request
@@ -42,3 +43,11 @@ def cachefw_transports() -> Iterable[TransportInfo]:
 def cachefw_validate_memory(request: Request) -> Iterable[Finding]:
     """The rules of host memory."""
     return [finding for rule in RULES for finding in rule.run(request)]
+
+
+@hookimpl
+def cachefw_diagnostics() -> Diagnostics:
+    """What is known about errors and machines."""
+    from .diagnostics import DIAGNOSTICS
+
+    return DIAGNOSTICS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from cachefw.catalog import Diagnostics
 from cachefw.hookspecs import hookimpl
 from cachefw.memory import MemoryKind
 from cachefw.rules import Finding, Request
@@ -43,3 +44,11 @@ def cachefw_validate_memory(request: Request, transport: Transport | None) -> It
         return transport.validate(request)
     with Machine() as machine:
         return rules.check(request, Setup(runtime=machine.runtime, obstacle=machine.obstacle))
+
+
+@hookimpl
+def cachefw_diagnostics() -> Diagnostics:
+    """What is known about errors and machines."""
+    from .diagnostics import diagnostics
+
+    return diagnostics()

@@ -13,7 +13,7 @@ from cachefw.errors import (
     TransportUnavailable,
 )
 
-__all__ = ["NAMES", "TRANSPORT", "connect_error", "name_of", "open_error", "register_error", "transfer_error"]
+__all__ = ["NAMES", "TRANSPORT", "advice_of", "connect_error", "name_of", "open_error", "register_error", "transfer_error"]
 
 TRANSPORT = "rdma"
 
@@ -98,6 +98,11 @@ def name_of(status: int) -> str:
     if -89 <= status <= -60:
         return f"UCS_ERR_ENDPOINT_FAILURE ({status})"
     return f"unknown status {status}"
+
+
+def advice_of(status: int) -> str:
+    """What is said beside a status, or ""."""
+    return _ADVICE.get(status, "")
 
 
 def _words(status: int, text: str) -> str:

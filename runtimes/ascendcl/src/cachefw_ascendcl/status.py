@@ -20,7 +20,7 @@ from cachefw.errors import (
 
 from ._acl import ffi, lib
 
-__all__ = ["NAMES", "check", "name_of", "recent_message", "status_error"]
+__all__ = ["NAMES", "check", "meanings", "name_of", "recent_message", "status_error"]
 
 
 @attrs.frozen
@@ -161,3 +161,8 @@ def check(status: int, operation: str, **facts: Any) -> None:
     if status == 0:
         return
     raise status_error(status, operation, **facts)
+
+
+def meanings() -> dict[int, tuple[str, str]]:
+    """Name and text of every code that is known, by its number."""
+    return {number: (name, meaning.text) for number, (name, meaning) in _BY_NUMBER.items()}
