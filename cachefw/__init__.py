@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from cachefw.registry import Memory
     from cachefw.reports import TransferReport
     from cachefw.rules import Finding, Limits, Outcome, Plan
+    from cachefw.tasks import CacheTask, LayerSynchronizer, TransferConfig, TransferWithCacheKeyConfig
     from cachefw.transport import Operation
 
 __version__ = VERSION
@@ -67,9 +68,11 @@ _HOMES = {
     "CacheKey": "cache",
     "CacheKeyByIdAndIndex": "cache",
     "CacheManager": "manager",
+    "CacheTask": "tasks",
     "ClosedError": "errors",
     "DataType": "cache",
     "Finding": "rules",
+    "LayerSynchronizer": "tasks",
     "Limits": "rules",
     "Link": "links.link",
     "LinkState": "links.link",
@@ -90,8 +93,10 @@ _HOMES = {
     "RegistrationError": "errors",
     "RequestError": "errors",
     "TransferCancelled": "errors",
+    "TransferConfig": "tasks",
     "TransferReport": "reports",
     "TransferTimeout": "errors",
+    "TransferWithCacheKeyConfig": "tasks",
     "TransportUnavailable": "errors",
     "UnsupportedOperation": "errors",
     "align_within": "memory",
@@ -113,9 +118,11 @@ __all__ = [  # noqa: RUF022 - kept beside the table above, which is sorted
     "CacheKey",
     "CacheKeyByIdAndIndex",
     "CacheManager",
+    "CacheTask",
     "ClosedError",
     "DataType",
     "Finding",
+    "LayerSynchronizer",
     "Limits",
     "Link",
     "LinkState",
@@ -136,8 +143,10 @@ __all__ = [  # noqa: RUF022 - kept beside the table above, which is sorted
     "RegistrationError",
     "RequestError",
     "TransferCancelled",
+    "TransferConfig",
     "TransferReport",
     "TransferTimeout",
+    "TransferWithCacheKeyConfig",
     "TransportUnavailable",
     "UnsupportedOperation",
     "align_within",

@@ -22,6 +22,8 @@ __all__ = ["CACHE_RULES", "MEMORY_RULES", "Draft", "Holder", "Overlap", "address
 _VENDOR = "LLM-DataDist CacheManager"
 _OURS = "cachefw"
 _TOP = 2**64
+#: Calls whose addresses are limited together; what is allocated is one native region.
+COUNTED = ("register_cache", "register_blocks_cache")
 
 
 @attrs.frozen
@@ -274,10 +276,13 @@ def _unique(draft: Draft) -> Iterable[Finding]:
 
 
 def _limit_addresses(draft: Draft) -> Iterable[Finding]:
-    held = sum(draft.counts.values())
+    if draft.operation not in COUNTED:
+        return
+    counts = {call: count for call, count in draft.counts.items() if call in COUNTED}
+    held = sum(counts.values())
     new = len(draft.given)
     if held + new > draft.limits.addresses:
-        by_call = ", ".join(f"{count} by {call}" for call, count in sorted(draft.counts.items()) if count) or "none"
+        by_call = ", ".join(f"{count} by {call}" for call, count in sorted(counts.items()) if count) or "none"
         joined = _joined_count(draft.regions)
         fix = "unregister caches"
         if joined < len(draft.regions):

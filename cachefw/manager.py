@@ -9,8 +9,10 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from cachefw.allocating import Allocating
 from cachefw.cache import BlocksCacheKey, Cache, CacheDesc, CacheKey, as_int
 from cachefw.config import setting
+from cachefw.copying import Copier
 from cachefw.errors import (
     ClosedError,
     RequestError,
@@ -18,12 +20,18 @@ from cachefw.errors import (
     refusal,
 )
 from cachefw.hooks import Hooks
+from cachefw.layerwise import Layerwise
+from cachefw.local import LocalCopies
 from cachefw.memory import Allocation, MemoryKind
 from cachefw.moving import Moving
 from cachefw.plugins import Plugin, catalogue, open_transports
+from cachefw.pools import Pool
+from cachefw.pushing import Pushing
 from cachefw.registrar import Peers, Registrar
 from cachefw.registry import Memory, Registry
+from cachefw.remapping import Remapping
 from cachefw.rules import Limits, Plan
+from cachefw.tasks import Workers
 from cachefw.transport import Capability, Transport
 from cachefw.version import VERSION
 
@@ -32,7 +40,7 @@ __all__ = ["CacheManager"]
 _log = logging.getLogger("cachefw")
 
 
-class CacheManager(Moving):
+class CacheManager(Moving, Pushing, Layerwise, LocalCopies, Allocating, Remapping):
     """Registers caches and memory with every open transport, all or nothing.
 
     A `Node` makes one of its own (`Node.cache_manager`); alone it registers and plans, and cannot pull.
@@ -83,6 +91,10 @@ class CacheManager(Moving):
             raise
         self._registrar = Registrar(self._transports, self._hooks, limits, strict=strict)
         self._registry = self._registrar.registry
+        self._copier = Copier(self._transports)
+        self._workers = Workers()
+        self._pools: list[Pool] = []
+        self._parts: dict[int, tuple[Pool, int, int]] = {}
         self._close_first: Callable[[], None] = self.close
         self._closed = False
         _open_managers.add(self)
@@ -355,6 +367,7 @@ class CacheManager(Moving):
             return
         self._closed = True
         _open_managers.discard(self)
+        self._workers.close()
         for memory, error in self._registrar.give_back_all():
             _log.warning("closing: %s could not be given back: %s", memory, error)
         for name, transport in reversed(list(self._transports.items())):

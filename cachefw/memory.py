@@ -152,12 +152,13 @@ class Allocation:
         return f"<Allocation of {self.length:,} bytes of {self.kind} {state}>"
 
 
-def region_of(source: object, kind: MemoryKind | None = None) -> MemoryRegion:
+def region_of(source: object, kind: MemoryKind | None = None, *, writable: bool = True) -> MemoryRegion:
     """The region that a tensor, array, buffer or allocation occupies.
 
     Args:
         source: A `MemoryRegion`, `Allocation`, torch tensor, numpy array, or anything with the buffer protocol.
         kind: What the caller says the memory is; contradicted where the source knows better.
+        writable: Refuse what is read-only.
 
     Returns:
         The range of the source's own bytes. Nothing is copied, and the region does not keep the source alive.
@@ -178,7 +179,7 @@ def region_of(source: object, kind: MemoryKind | None = None) -> MemoryRegion:
     elif hasattr(source, "data_ptr") and hasattr(source, "stride"):
         region = _tensor_region(source)
     else:
-        region = _array_region(source)
+        region = _array_region(source, writable)
     if kind is not None and not isinstance(kind, MemoryKind):
         raise _wrong_type("kind", "a member of MemoryKind or None", kind)
     if kind is not None and kind is not region.kind:
@@ -228,7 +229,7 @@ def _tensor_region(tensor: Any) -> MemoryRegion:
     return MemoryRegion(int(tensor.data_ptr()), length, MemoryKind.DEVICE, device=int(tensor.device.index or 0))
 
 
-def _array_region(source: Any) -> MemoryRegion:
+def _array_region(source: Any, writable: bool) -> MemoryRegion:
     name = _name(source)
     if isinstance(source, np.ndarray) or hasattr(source, "__array_interface__"):
         array = np.asarray(source)
@@ -246,7 +247,7 @@ def _array_region(source: Any) -> MemoryRegion:
     _check_layout(name, array.shape, array.strides, array.itemsize)
     if array.dtype.hasobject:
         raise _bad(f"{name} holds Python objects, whose bytes mean nothing elsewhere")
-    if not array.flags.writeable:
+    if writable and not array.flags.writeable:
         raise _bad(f"{name} is read-only; transfers write into registered memory. Use a writable array")
     return MemoryRegion(int(array.__array_interface__["data"][0]), array.nbytes, MemoryKind.HOST)
 

@@ -1,56 +1,19 @@
-"""The calls of a CacheManager that move bytes: copies within the process, and pulls from linked peers."""
+"""The calls of a CacheManager that read from linked peers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from cachefw import pulls
 from cachefw.cache import BlocksCacheKey, Cache, CacheKey, CacheKeyByIdAndIndex
-from cachefw.copying import copy_batch
-from cachefw.errors import ClosedError, RequestError, UnsupportedOperation, refusal
-from cachefw.registrar import Registrar
-from cachefw.registry import Registry
-from cachefw.transport import Capability, Transfer, Transport
+from cachefw.managed import Managed
+from cachefw.transport import Transfer
 
 __all__ = ["Moving"]
 
 
-class Moving:
-    """The moving half of `cachefw.CacheManager`, which derives from it and brings what it works on."""
-
-    _registrar: Registrar
-    _registry: Registry
-    _transports: dict[str, Transport]
-
-    def _check_open(self, operation: str) -> None:
-        raise NotImplementedError
-
-    def copy(self, dst: Any, src: Any, *, transport: str | None = None) -> None:
-        """Copy within this process, between host and device memory too; done on return.
-
-        Args:
-            dst: Where to: an allocation, a tensor, an array, a buffer, or a `MemoryRegion` of registered memory; or a
-                list of them.
-            src: Where from: as many, each as long as its counterpart.
-            transport: Whose copies; None takes the first open one that copies.
-
-        Raises:
-            RequestError: Also a `TypeError`, `ValueError` or `AttributeError`; nothing was copied.
-            UnsupportedOperation: No open transport copies, or not between these kinds of memory.
-            BrokenError: The runtime failed; ``failed`` names the piece.
-        """
-        self._check_open("copy")
-        batch = copy_batch(self._registry, dst, src)
-        for name, candidate in self._transports.items():
-            if Capability.COPY in candidate.info.capabilities and transport in (None, name):
-                return candidate.copy(batch)
-        raise UnsupportedOperation(
-            f"no open transport {'named ' + repr(transport) + ' ' if transport else ''}copies; open are "
-            + (", ".join(self._transports) or "none"),
-            operation="copy",
-            transport=transport,
-        )
+class Moving(Managed):
+    """The part of `cachefw.CacheManager` that reads from linked peers."""
 
     def pull_cache(
         self,
@@ -140,12 +103,3 @@ class Moving:
         own = self._own(dst_cache, "pull_blocks")
         pieces = pulls.block_pieces(own, dst_blocks, source, src_cache_key, src_blocks, layers)
         return peer.read_pieces(pieces, wait=wait, timeout=timeout, notify=notify)
-
-    def _own(self, cache: Any, operation: str) -> Cache:
-        if not isinstance(cache, Cache):
-            builtin: type[Exception] = AttributeError if cache is None else TypeError
-            text = f"give the Cache that a register call returned, not {cache!r} ({type(cache).__name__})"
-            raise refusal(RequestError, {builtin}, text, operation=operation)
-        if self._registry.caches.get(cache.cache_id) is not cache:
-            raise ClosedError(f"{cache} is not registered here, or no longer", operation=operation)
-        return cache

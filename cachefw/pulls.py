@@ -15,17 +15,27 @@ from cachefw.published import PublishedCache
 from cachefw.ranges import Pieces
 from cachefw.transport import Transfer
 
-__all__ = ["Layers", "Peer", "block_pieces", "find", "row_pieces"]
+__all__ = ["Layers", "Peer", "block_pieces", "find", "integer", "is_whole", "layout_is", "row_of", "row_pieces"]
 
 
 class Peer(Protocol):
-    """What a pull needs of a link."""
+    """What pulls and pushes need of a link."""
 
     def lookup(self, name: tuple[str, int, int] | int) -> PublishedCache:
         """The peer's cache of that id or name; raises NotFoundError with what there is."""
 
     def read_pieces(self, pieces: Pieces, *, wait: bool, timeout: float | None, notify: bytes | None) -> Transfer:
         """Move pieces from the peer."""
+
+    def write_pieces(self, pieces: Pieces, *, wait: bool, timeout: float | None, notify: bytes | None) -> Transfer:
+        """Move pieces to the peer."""
+
+    def launch_pieces(self, pieces: Pieces) -> Transfer:
+        """Begin to move pieces to the peer, for somebody who looks after the transfer."""
+
+    @property
+    def peer_name(self) -> str:
+        """The peer in words."""
 
 
 @attrs.frozen
@@ -43,7 +53,7 @@ class Layers:
             RequestError: The ranges make no sense, or do not pair up.
             NotFoundError: A layer does not exist.
         """
-        per_layer = _integer("tensor_num_per_layer", self.per_layer, 1)
+        per_layer = integer("tensor_num_per_layer", self.per_layer, 1)
         there = layout.layer_tensors(self.source, per_layer, len(source.tensors), "src")
         here = layout.layer_tensors(self.target, per_layer, len(target.tensor_addrs), "dst")
         if len(there) != len(here):
@@ -58,7 +68,8 @@ def _bad(text: str, builtin: type[Exception] = ValueError) -> Exception:
     return refusal(RequestError, {builtin}, text, operation="pull")
 
 
-def _integer(name: str, value: Any, least: int) -> int:
+def integer(name: str, value: Any, least: int) -> int:
+    """A number that an argument has to be."""
     number = as_int(value)
     if number is None:
         found = "None" if value is None else f"{value!r} ({type(value).__name__})"
@@ -85,7 +96,8 @@ def find(
     return peer, peer.lookup(key.cache_id if isinstance(key, CacheKeyByIdAndIndex) else key.local_name)
 
 
-def _row(source: PublishedCache, key: CacheKey | CacheKeyByIdAndIndex) -> int:
+def row_of(source: PublishedCache, key: CacheKey | CacheKeyByIdAndIndex) -> int:
+    """The row of the peer's cache that a key means."""
     if isinstance(key, CacheKeyByIdAndIndex):
         if key.batch_index >= source.rows:
             raise NotFoundError(
@@ -95,7 +107,13 @@ def _row(source: PublishedCache, key: CacheKey | CacheKeyByIdAndIndex) -> int:
     return next(name[3] for name in source.names if name[:3] == key.local_name)
 
 
-def _layout_is(blocks: bool, wanted: bool, what: str, fix: str) -> None:
+def is_whole(size: Any) -> bool:
+    """Whether a size stands for the whole row."""
+    return as_int(size) == -1
+
+
+def layout_is(blocks: bool, wanted: bool, what: str, fix: str) -> None:
+    """Refuse a cache of the other layout."""
     if blocks != wanted:
         raise _bad(f"{what} is a {'blocks' if blocks else 'contiguous'} cache; {fix}")
 
@@ -109,22 +127,22 @@ def row_pieces(
     layers: Layers,
 ) -> Pieces:
     """Pieces of `pull_cache`: the start of one row of every tensor."""
-    _layout_is(target.is_blocks_cache, False, str(target), "use pull_blocks")
-    _layout_is(source.blocks, False, f"the peer's {source}", "use pull_blocks")
+    layout_is(target.is_blocks_cache, False, str(target), "use pull_blocks")
+    layout_is(source.blocks, False, f"the peer's {source}", "use pull_blocks")
     desc = target.cache_desc
-    row = _integer("batch_index", batch_index, 0)
+    row = integer("batch_index", batch_index, 0)
     if row >= desc.batch_size:
         raise NotFoundError(
             f"batch_index {row}: {target} has rows 0 to {desc.batch_size - 1}",
             code="not_found.row",
             operation="pull_cache",
         )
-    length = desc.stride if as_int(size) == -1 else _integer("size", size, 1)
+    length = desc.stride if is_whole(size) else integer("size", size, 1)
     for what, stride in ((f"a row of {target}", desc.stride), (f"a row of the peer's {source}", source.stride)):
         if length > stride:
             raise _bad(f"{length:,} bytes do not fit {what}, which has {stride:,}; give size")
     there, here = layers.pairs(source, target)
-    return layout.spread(here, there, row * desc.stride, _row(source, key) * source.stride, length)
+    return layout.spread(here, there, row * desc.stride, row_of(source, key) * source.stride, length)
 
 
 def block_pieces(
@@ -136,7 +154,7 @@ def block_pieces(
     layers: Layers,
 ) -> Pieces:
     """Pieces of `pull_blocks`: blocks to blocks, or a row to blocks."""
-    _layout_is(target.is_blocks_cache, True, str(target), "use pull_cache")
+    layout_is(target.is_blocks_cache, True, str(target), "use pull_cache")
     stride = target.cache_desc.stride
     to = layout.block_indices(dst_blocks, target.cache_desc.batch_size, "dst", target)
     if not len(to):
@@ -162,7 +180,7 @@ def block_pieces(
                 f"{len(to)} blocks of {stride:,} bytes are more than a row of the peer's {source}; "
                 f"{-(-source.stride // stride)} blocks hold it"
             )
-        begin = np.arange(len(to), dtype=np.uint64) * np.uint64(stride) + np.uint64(_row(source, key) * source.stride)
+        begin = np.arange(len(to), dtype=np.uint64) * np.uint64(stride) + np.uint64(row_of(source, key) * source.stride)
         lengths = np.full(len(to), stride, np.uint64)
         if short > 0:
             lengths[-1] -= np.uint64(short)

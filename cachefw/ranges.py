@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from cachefw.cache import as_int
 from cachefw.errors import CacheError, RequestError, refusal
 
-__all__ = ["Pieces", "from_arguments", "refuse_overlap", "span"]
+__all__ = ["Pieces", "addresses", "from_arguments", "refuse_feedback", "refuse_overlap", "span"]
 
 U64 = NDArray[np.uint64]
 
@@ -41,7 +41,9 @@ def from_arguments(local_addrs: Any, remote_addrs: Any, lengths: Any) -> Pieces:
     Raises:
         RequestError: Also a `TypeError`, `ValueError` or `AttributeError`: not integers, or not as many of each.
     """
-    wanted = Pieces(_u64("local_addrs", local_addrs), _u64("remote_addrs", remote_addrs), _u64("lengths", lengths))
+    wanted = Pieces(
+        addresses("local_addrs", local_addrs), addresses("remote_addrs", remote_addrs), addresses("lengths", lengths)
+    )
     sizes = len(wanted.local), len(wanted.remote), len(wanted.length)
     if len(set(sizes)) != 1:
         raise _bad(f"{sizes[0]} local addresses, {sizes[1]} remote addresses and {sizes[2]} lengths; give one of each")
@@ -57,7 +59,7 @@ def span(address: int, length: int) -> str:
     return f"[{address:#x}, {address + length:#x})"
 
 
-def _u64(name: str, values: Any) -> U64:
+def addresses(name: str, values: Any) -> U64:
     """Addresses or lengths of any integer form as uint64, without a loop where the form allows it."""
     if values is None:
         raise _bad(f"{name} is None; give integers", AttributeError)
@@ -103,3 +105,21 @@ def refuse_overlap(starts: U64, lengths: U64, operation: str) -> None:
         first = int(clash[0])
         one, other = (span(int(starts[i]), int(lengths[i])) for i in (first, first + 1))
         raise _bad(f"two pieces of this {operation} write the same bytes: {one} and {other}")
+
+
+def refuse_feedback(into: U64, out_of: U64, lengths: U64, operation: str) -> None:
+    """Within one process a byte that one piece writes and another reads would be chance as well."""
+    order = np.argsort(into, kind="stable")
+    starts = into[order]
+    ends = starts + lengths[order]
+    # Written ranges do not overlap: the last that begins before a source ends is the one that reaches furthest.
+    last = np.searchsorted(starts, out_of + lengths, side="left") - 1
+    clash = np.flatnonzero((last >= 0) & (ends[last] > out_of))
+    if len(clash):
+        piece = int(clash[0])
+        target = int(order[last[piece]])
+        read, written = span(int(out_of[piece]), int(lengths[piece])), span(int(into[target]), int(lengths[target]))
+        raise _bad(
+            f"a piece of this {operation} reads {read}, of which another writes {written}; their order is not defined, "
+            "so make two calls of them"
+        )

@@ -45,6 +45,9 @@ class Peers(Protocol):
     def publish(self, memories: Sequence[Memory], caches: Sequence[Cache]) -> None:
         """Tell every peer of new memory and caches."""
 
+    def republish(self, memories: Sequence[Memory], caches: Sequence[Cache]) -> None:
+        """Tell every peer of memory, and of new names for caches that it knows; returns when all have taken note."""
+
     def withdraw(self, memories: Sequence[Memory], caches: Sequence[Cache]) -> None:
         """Have every peer let go; returns when none can touch the memory any more."""
 
@@ -65,6 +68,9 @@ class _NoPeers:
         )
 
     def publish(self, memories: Sequence[Memory], caches: Sequence[Cache]) -> None:
+        """Nobody to tell."""
+
+    def republish(self, memories: Sequence[Memory], caches: Sequence[Cache]) -> None:
         """Nobody to tell."""
 
     def withdraw(self, memories: Sequence[Memory], caches: Sequence[Cache]) -> None:
@@ -341,6 +347,15 @@ class Registrar:
         What a transport does not give back is quarantined: other transports may have let go of it, so no transfer may
         use it any more, and only giving back is left.
         """
+        errors = self._take_away(operation, before, caches)
+        for memory in before:
+            self.registry.release(memory, quarantined=bool(memory.registered))
+        self._raise_stuck(operation, errors)
+
+    def _take_away(
+        self, operation: str, before: Mapping[Memory, MemoryState], caches: Sequence[Cache]
+    ) -> list[CacheError]:
+        """Take claimed memory away from transfers and peers, or raise and leave all as it was; then from transports."""
         memories = list(before)
         try:
             busy = self.peers.busy(memories)
@@ -350,9 +365,10 @@ class Registrar:
         except BaseException:
             self.registry.restore(before)
             raise
-        errors = [error for memory in memories for error in self._give_back(memory)]
-        for memory in memories:
-            self.registry.release(memory, quarantined=bool(memory.registered))
+        return [error for memory in memories for error in self._give_back(memory)]
+
+    @staticmethod
+    def _raise_stuck(operation: str, errors: Sequence[CacheError]) -> None:
         if errors:
             raise RegistrationError(
                 f"{operation}: {len(errors)} native registrations could not be given back and stay; call again: "
@@ -362,6 +378,21 @@ class Registrar:
                 status=errors[0].status,
                 detail=errors[0].detail,
             )
+
+    def remap(self, operation: str, memories: Sequence[Memory]) -> None:
+        """Give memory back natively and register it again; see `CacheManager.remap_registered_memory`."""
+        with self.registry.lock:
+            before = self._claim(operation, memories)
+        errors = self._take_away(operation, before, [])
+        if errors:
+            for memory in memories:
+                self.registry.release(memory, quarantined=True)
+            self._raise_stuck(operation, errors)
+        for memory in memories:
+            # What was prepared with the old registration is not to be posted any more, here or at a peer.
+            self.registry.renew(memory)
+        self._register_natively(operation, memories)
+        self.peers.republish(memories, [])
 
     @staticmethod
     def _drop_users(memories: Iterable[Memory]) -> None:

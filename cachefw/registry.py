@@ -136,6 +136,8 @@ class Registry:
         self.cache_memory: dict[int, tuple[Memory, ...]] = {}
         self.cache_calls: dict[int, str] = {}
         self.names: dict[tuple[str, int, int], int] = {}
+        #: Ids of caches that are given back once nothing names them.
+        self.parting: set[int] = set()
         self._starts: list[int] = []
         self._memories: dict[int, Memory] = {}
         self._by_id: dict[int, Memory] = {}
@@ -227,6 +229,13 @@ class Registry:
             del self._by_id[memory.memory_id]
             del self._starts[bisect.bisect_left(self._starts, memory.region.address)]
 
+    def renew(self, memory: Memory) -> None:
+        """Give memory another id; what knows it by the old one knows it no more."""
+        with self.lock:
+            del self._by_id[memory.memory_id]
+            memory.memory_id = next(self._memory_ids)
+            self._by_id[memory.memory_id] = memory
+
     def go_live(self, memories: Iterable[Memory]) -> None:
         """Open memory to transfers."""
         with self.lock:
@@ -262,14 +271,26 @@ class Registry:
                 self.names[name[:3]] = cache.cache_id
             self.version += 1
 
+    def names_of(self, cache: Cache) -> list[tuple[str, int, int, int]]:
+        """What keys call a cache now."""
+        with self.lock:
+            return [name for name in key_names(cache) if self.names.get(name[:3]) == cache.cache_id]
+
+    def remove_name(self, name: tuple[str, int, int]) -> Cache | None:
+        """Take a name away; the cache that had it, or None."""
+        with self.lock:
+            number = self.names.pop(name, None)
+            return None if number is None else self.caches[number]
+
     def remove_cache(self, cache_id: int) -> None:
         """Forget a cache and its keys."""
         with self.lock:
+            self.parting.discard(cache_id)
             del self.caches[cache_id], self.cache_memory[cache_id], self.cache_calls[cache_id]
             self.names = {name: owner for name, owner in self.names.items() if owner != cache_id}
             self.version += 1
 
 
 def key_names(cache: Cache) -> list[tuple[str, int, int, int]]:
-    """What keys call a cache: (kind, id, model id, row)."""
+    """What keys called a cache when it was registered: (kind, id, model id, row)."""
     return [(*key.local_name, row) for row, key in enumerate(cache.keys) if not getattr(key, "is_placeholder", False)]

@@ -18,7 +18,8 @@ def test_arrays_and_allocations_are_copied_byte_by_byte(manager):
     manager.copy(target, source)
     assert (target.view(np.uint16) == source).all()
     with manager.allocate(20_000) as memory:
-        manager.copy([memory, target], [target, np.full(20_000, 7, np.uint8)])
+        manager.copy(memory, target)
+        manager.copy(target, bytes([7]) * 20_000)
         assert (np.asarray(memory).view(np.uint16) == source).all()
         assert (target == 7).all()
 
@@ -58,6 +59,19 @@ def test_a_byte_is_written_once(manager):
     assert not array.any()
 
 
+def test_a_byte_that_is_read_is_not_written_in_the_same_call(manager):
+    array = np.arange(100, dtype=np.uint8)
+    for dst, src in ((array[10:60], array[:50]), ([array[50:60], array[:10]], [array[:10], array[90:]])):
+        with pytest.raises(ValueError, match="of which another writes"):
+            manager.copy(dst, src)
+    assert (array == np.arange(100)).all()
+    manager.copy([array, array[:5]][:1], [array])
+    manager.copy([array[:10], array[20:30]], [array[10:20], array[10:20]])
+    assert array[:30].tolist() == [*range(10, 20)] * 3
+
+
 def test_without_a_transport_that_copies_it_says_so(make_manager):
-    with pytest.raises(cachefw.UnsupportedOperation, match="no open transport copies; open are none"):
+    with pytest.raises(
+        cachefw.UnsupportedOperation, match="no open transport copies host memory to host memory; open are none"
+    ):
         make_manager([]).copy(np.zeros(5, np.uint8), np.zeros(5, np.uint8))

@@ -18,7 +18,7 @@ from cachefw.links.transfers import LinkTransfer
 from cachefw.links.wire import Wire
 from cachefw.manager import CacheManager
 from cachefw.published import PublishedCache, PublishedMemory
-from cachefw.registry import Memory, MemoryState, key_names
+from cachefw.registry import Memory, MemoryState
 from cachefw.transport import Channel
 
 __all__ = ["Hub"]
@@ -222,7 +222,7 @@ class Hub:
                     cache.cache_desc.batch_size,
                     cache.cache_desc.stride,
                     cache.tensor_addrs,
-                    tuple(key_names(cache)),
+                    tuple(self.registry.names_of(cache)),
                 )
                 for cache in caches
                 if cache.remote_accessible
@@ -233,6 +233,21 @@ class Hub:
         for link in self._everyone():
             for frame in frames:
                 link.send(frame)
+
+    def republish(self, memories: Sequence[Memory], caches: Sequence[Cache]) -> None:
+        """Tell every peer of memory, and of new names for caches; returns when all have taken note.
+
+        Raises:
+            TransferTimeout: A peer did not confirm it.
+        """
+        if self.linked():
+            frames = list(self._publications(memories, caches))
+            asyncio.run_coroutine_threadsafe(self._settle(frames), self.loop).result()
+
+    async def _settle(self, frames: Sequence[messages.Publish]) -> None:
+        self._tell(frames)
+        # Frames are handled in order, so the answer comes after them.
+        await self._gather(link.ask(messages.Sync) for link in self._everyone())
 
     def withdraw(self, memories: Sequence[Memory], caches: Sequence[Cache]) -> None:
         """Have every peer let go; returns when none can touch the memory any more.
@@ -246,7 +261,10 @@ class Hub:
             asyncio.run_coroutine_threadsafe(self._withdraw(memory_ids, cache_ids), self.loop).result()
 
     async def _withdraw(self, memory_ids: list[int], cache_ids: list[int]) -> None:
-        asked = [link.ask(messages.Withdraw, memory_ids, cache_ids) for link in self._everyone()]
+        await self._gather(link.ask(messages.Withdraw, memory_ids, cache_ids) for link in self._everyone())
+
+    @staticmethod
+    async def _gather(asked: Iterable[Coroutine[Any, Any, None]]) -> None:
         for outcome in await asyncio.gather(*asked, return_exceptions=True):
             # A peer that is gone holds nothing any more; one that is silent may.
             if isinstance(outcome, BaseException) and not isinstance(outcome, BrokenError):

@@ -213,15 +213,22 @@ class Link:
         """Move what a pull asks for."""
         return self._prepare(Operation.READ, wanted).post(wait=wait, timeout=timeout, notify=notify)
 
+    def write_pieces(self, wanted: Pieces, *, wait: bool, timeout: float | None, notify: bytes | None) -> LinkTransfer:
+        """Move what a push asks for."""
+        return self._prepare(Operation.WRITE, wanted).post(wait=wait, timeout=timeout, notify=notify)
+
+    def launch_pieces(self, wanted: Pieces) -> LinkTransfer:
+        """Begin to move what a layer of a task is; see `PreparedTransfer.launch`."""
+        return self._prepare(Operation.WRITE, wanted).launch()
+
     def _prepare(self, operation: Operation, wanted: Pieces) -> PreparedTransfer:
         self.check_up(operation.value)
         versions = self.registry.version, self.version
         checked = pieces.check(self, operation, wanted)
         native = self.channel.prepare(operation, checked.batch)
         memories = tuple(self.registry.memory(number) for number in checked.local_ids)
-        return PreparedTransfer(
-            self, operation, native, len(checked.batch), memories, frozenset(checked.remote_ids), versions
-        )
+        ids = tuple(checked.local_ids), frozenset(checked.remote_ids)
+        return PreparedTransfer(self, operation, native, len(checked.batch), memories, ids, versions)
 
     def check_rights(self, operation: Operation, memory_ids: Iterable[int]) -> None:
         """Refuse what the peer does not allow."""

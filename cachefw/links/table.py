@@ -91,6 +91,10 @@ class PeerTable:
         """File caches under their ids and keys."""
         with self._lock:
             for cache in caches:
+                # Published anew when its keys change.
+                old = self._caches.get(cache.cache_id)
+                for name in old.names if old else ():
+                    self._names.pop(name[:3], None)
                 self._caches[cache.cache_id] = cache
                 self._names.update((name[:3], cache.cache_id) for name in cache.names)
 

@@ -136,6 +136,7 @@ class PreparedTransfer:
         "_link",
         "_link_version",
         "_local",
+        "_local_ids",
         "_native",
         "_registry",
         "_registry_version",
@@ -153,7 +154,7 @@ class PreparedTransfer:
         native: Prepared,
         pieces: int,
         local: tuple[Memory, ...],
-        remote: frozenset[int],
+        ids: tuple[tuple[int, ...], frozenset[int]],
         versions: tuple[int, int],
     ) -> None:
         self._link = link
@@ -161,7 +162,7 @@ class PreparedTransfer:
         self._start, self._inflight, self._registry = link.start, link.inflight, link.registry
         self._native = native
         self._local = local
-        self._remote = remote
+        self._local_ids, self._remote = ids
         self._registry_version, self._link_version = versions
         self.operation = operation
         self.nbytes = native.nbytes
@@ -207,6 +208,21 @@ class PreparedTransfer:
             raise self.named(error)
         if notify is not None:
             link.notify(notify)
+        return transfer
+
+    def launch(self) -> LinkTransfer:
+        """Start it for somebody who looks after the transfer: no waiting, and `Node.completed` does not have it."""
+        link = self._link
+        transfer = LinkTransfer()
+        transfer.prepared = self
+        self._inflight[transfer] = self
+        try:
+            self._check_again()
+            transfer._native = native = self._start(self._native)
+        except BaseException:
+            link.left(transfer)
+            raise
+        native.add_done_callback(lambda _: link.left(transfer))
         return transfer
 
     def _leave(self, transfer: LinkTransfer, notify: bytes | None) -> LinkTransfer:
@@ -269,8 +285,8 @@ class PreparedTransfer:
         link = self._link
         versions = link.registry.version, link.version
         link.check_up(self.operation.value)
-        for memory in self._local:
-            if memory.state is not MemoryState.LIVE:
+        for memory, number in zip(self._local, self._local_ids, strict=True):
+            if memory.state is not MemoryState.LIVE or memory.memory_id != number:
                 raise ClosedError(
                     f"{self.what}: {memory} was given back; prepare again", operation=self.operation.value
                 )
