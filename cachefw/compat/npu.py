@@ -1,0 +1,1 @@
+def current_device() -> int: return 0
