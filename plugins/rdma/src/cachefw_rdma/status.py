@@ -128,8 +128,9 @@ def transfer_error(status: int, text: str, item: int | None, *, count: int = 0, 
     failed = () if item is None else (item,)
     code = "transfer.failed"
     if status == _CANCELLED:
+        until = "the peer had all of it" if item is None else f"piece {item} of {count}"
         return TransferCancelled(
-            f"the transfer was cancelled before piece {item} of {count}",
+            f"the transfer was cancelled before {until}",
             transport=TRANSPORT,
             facts={"failed": failed},
         )

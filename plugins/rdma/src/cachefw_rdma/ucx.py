@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -10,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import attrs
@@ -40,7 +41,11 @@ from .status import TRANSPORT, connect_error, register_error
 __all__ = ["UcxMemory", "UcxProvider"]
 
 #: UCX's transports that need no card.
-_WITHOUT_CARDS = {"tcp", "self", "shm", "sm", "posix", "sysv", "cma", "knem", "xpmem"}
+_SHARED = {"self", "shm", "sm", "mm", "posix", "sysv", "cma", "knem", "xpmem"}
+_WITHOUT_CARDS = {"tcp", *_SHARED}
+#: Without them UCX does not watch over peers in shared memory. Not where it may use a card or tcp as well: it would
+#: then prefer shared memory, where a peer that dies can do more harm.
+_WATCH_SHARED = {"UCX_POSIX_ERROR_HANDLING": "y", "UCX_SYSV_ERROR_HANDLING": "y", "UCX_KEEPALIVE_INTERVAL": "500ms"}
 _ERROR_MODES = ("auto", "peer", "none")
 
 
@@ -77,6 +82,25 @@ class Settings:
             given["ZCOPY_THRESH"] = "0"
         return {name: value for name, value in given.items() if value is not None}
 
+    @contextlib.contextmanager
+    def environment(self) -> Iterator[None]:
+        """Where UCX takes a setting of its inner layers, which read nothing but variables, while it is opened."""
+        names = self.tls or os.environ.get("UCX_TLS", "")
+        shared = bool(names) and set(names.split(",")) <= _SHARED
+        given = _WATCH_SHARED if shared and self.error_mode != "none" else {}
+        ours = {name: value for name, value in given.items() if name not in os.environ}
+        with _variables:
+            os.environ.update(ours)
+            try:
+                yield
+            finally:
+                for name in ours:
+                    os.environ.pop(name, None)
+
+
+#: One opening at a time changes the process's variables.
+_variables = threading.Lock()
+
 
 class UcxProvider:
     """UCX.
@@ -87,8 +111,8 @@ class UcxProvider:
         net_devices: The cards, as in ``UCX_NET_DEVICES``: ``"mlx5_0:1"``, ``"eth0"``; default as above.
         inflight: How many requests of one transfer UCX works on at a time, 1 to 4096.
         error_mode: Whether UCX watches over peers. ``"peer"``: yes, so that a peer's death ends transfers; over
-            transports that can (cards, tcp) alone. ``"none"``: no, which lets UCX use shared memory too. ``"auto"``
-            (default): yes where it can with `tls`.
+            transports that can alone: cards, tcp, and shared memory where `tls` names nothing else. ``"none"``: no,
+            which lets UCX use all. ``"auto"`` (default): yes where it can with `tls`.
         device: Number of the device whose runtime is asked and copies; default 0.
         staging_bytes: Host memory that device memory is staged through, at most: 8 buffers, made when they are needed.
         peer_memory: True declares that the cards read device memory themselves, by the driver's peer-memory module:
@@ -134,7 +158,8 @@ class UcxProvider:
         self._settings = _checked(settings)
         self._check_peer_memory()
         assert self._library is not None, "probe comes first"  # noqa: S101
-        self._engine = Engine(self._library, self._settings.ucx(), self._settings.inflight)
+        with self._settings.environment():
+            self._engine = Engine(self._library, self._settings.ucx(), self._settings.inflight)
         self._nonce = secrets.token_bytes(16)
         self._beacon = ctypes.create_string_buffer(self._nonce, len(self._nonce))
         address = ctypes.addressof(self._beacon)

@@ -169,6 +169,21 @@ static void flush(cfw_job *job)
     take_answer(job, op, channel->engine->ucx->ucp_ep_flush_nbx(channel->ep, &param));
 }
 
+/* UCX calls a write done once it is sent, and some transports also a flush to a peer that is gone. */
+static void note_lost(cfw_job *job)
+{
+    const cfw_channel *channel = job->batch->channel;
+
+    if (job->batch->operation != CFW_WRITE || job->result.status != 0 || job->result.issued == 0) {
+        return;
+    }
+    if (channel->status != UCP_OK) {
+        note_failure(job, channel->status, job->batch->count);
+    } else if (!job->flushed) {
+        note_failure(job, CFW_RDMA_CANCELLED, job->batch->count);
+    }
+}
+
 bool cfw_job_advance(cfw_job *job, uint64_t *budget_p)
 {
     const cfw_batch *batch = job->batch;
@@ -192,6 +207,7 @@ bool cfw_job_advance(cfw_job *job, uint64_t *budget_p)
             return false;
         }
     }
+    note_lost(job);
     cfw_job_settle(job);
     return false;
 }
