@@ -44,7 +44,9 @@ def serve_node(settings: dict[str, object]) -> None:
             elif order["do"] == "cache":
                 say(tensors=make_cache(node.cache_manager, order, kept))
             elif order["do"] == "notified":
-                say(payloads=notified(node, order["count"]))
+                # Looked at in the instant in which it is known.
+                payload = notified(node)
+                say(payload=payload, same=check(kept[order["number"]][0], {**order, "seed": int(payload or 0)}))
             elif order["do"] == "drop":
                 node.cache_manager.unregister_memory(kept[order["number"]][1])
                 say(dropped=order["number"])
@@ -65,14 +67,13 @@ def make_cache(manager: cachefw.CacheManager, order: dict[str, int], kept: list[
     return values.tolist()
 
 
-def notified(node: cachefw.Node, count: int) -> list[str]:
-    """The next notifications."""
-    found = []
+def notified(node: cachefw.Node) -> str:
+    """The next notification."""
     end = time.monotonic() + 30
-    while len(found) < count and time.monotonic() < end:
-        found += [each.payload.decode() for each in node.notifications()]
-        time.sleep(0.001)
-    return found
+    while time.monotonic() < end:
+        for each in node.notifications():
+            return each.payload.decode()
+    return ""
 
 
 class DeviceMemory:

@@ -86,14 +86,32 @@ def test_offsets_past_4_gib_reach_the_right_bytes(peer_of: Any, node: Any, setti
         assert (here[start : start + length] == pattern(7, start, length)).all()
 
 
-@pytest.mark.parametrize("settings", [TCP], ids=["tcp"])
-def test_notification_comes_after_the_last_byte(peer_of: Any, node: Any, settings: Any) -> None:
+@both
+@pytest.mark.parametrize("wait", [True, False], ids=["waiting", "background"])
+def test_notification_comes_after_the_last_byte(
+    peer_of: Any, node: Any, settings: Any, pattern: Callable[[int, int, int], np.ndarray], wait: bool
+) -> None:
     peer = peer_of(**settings)
     link = node.link(peer.about["address"])
-    there = peer.make(2**20)
-    here, address = target(node, 2**20)
-    here[:] = 0
-    link.write(address, there["address"], 2**20, notify=b"done")
+    pieces, length = 96, 40 * 2**10 + 8
+    size = pieces * length
+    there = peer.make(size)
+    here, address = target(node, size)
+    order = np.random.default_rng(1).permutation(pieces).astype(np.uint64) * np.uint64(length)
+    prepared = link.prepare(
+        cachefw.Operation.WRITE,
+        order + np.uint64(address),
+        order + np.uint64(there["address"]),
+        np.full(pieces, length),
+    )
+    for seed in range(10, 22):
+        here[:] = pattern(seed, 0, size)
+        transfer = prepared.post(wait=wait, notify=str(seed).encode())
+        # The peer looks at all bytes as soon as it is told, whatever this end does meanwhile.
+        told = peer.tell("notified", number=there["number"], start=0, length=size)
+        assert told == {"payload": str(seed), "same": True}
+        assert transfer.wait(10)
+        assert transfer.error is None
 
 
 @pytest.mark.parametrize("settings", [TCP], ids=["tcp"])

@@ -16,6 +16,7 @@ from cachefw.transport import Batch, Channel, Operation, Prepared, Transfer
 
 from . import envelope
 from .engine import Engine, Job, UcxPrepared
+from .keys import ROOM, fits
 from .staged import Carrier, StagedPrepared
 from .staging import Stage
 from .status import TRANSPORT, connect_error, transfer_error
@@ -147,9 +148,17 @@ class UcxChannel(Channel):
 
     def _add(self, memory_id: int, address: int, length: int, key: bytes) -> None:
         ffi, lib = self._engine.ffi, self._engine.lib
+        if self._engine.checks_keys and not fits(key):
+            raise BrokenError(
+                f"the key of the peer's memory {memory_id} is not whole ({len(key)} bytes)",
+                code="description.malformed",
+                operation="attach",
+                transport=TRANSPORT,
+            )
         with self._lock:
             made = ffi.new("cfw_remote **")
-            status = lib.cfw_channel_attach(self._handle, address, length, ffi.from_buffer(key), len(key), made)
+            roomy = ffi.from_buffer(key + ROOM)
+            status = lib.cfw_channel_attach(self._handle, address, length, roomy, len(key), made)
             if status:
                 raise transfer_error(status, self._engine.text(status), None)
             before = self._remotes.get(memory_id)

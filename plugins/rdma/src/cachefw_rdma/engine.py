@@ -137,6 +137,8 @@ class Engine:
         self._teller: threading.Thread | None = None
         self._watched: dict[int, tuple[Transfer, Callable[[Transfer], None]]] = {}
         self._tokens = 0
+        #: Whether this UCX lays keys out as `keys.fits` knows it.
+        self.checks_keys = False
         #: What must live as long as the engine.
         self.kept: list[object] = []
         # Connections that nobody uses now, by the address they lead to.
