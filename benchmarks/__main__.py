@@ -11,11 +11,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import raw, report, running
-from benchmarks.paths import HCCS, HCCS_WORKLOADS, PATHS, installed
+from benchmarks.paths import HCCS, HCCS_WORKLOADS, PATHS, RDMA, RDMA_WORKLOADS, installed
 
 WORKLOADS = ("w1", "w2", "w3", "w4", "w5", "w6")
 
-_PATHS_HELP = "Paths: shm, cma, and hccs: w1 to w4 alone, between emulated devices, SIMULATED."
+_PATHS_HELP = (
+    "Paths: shm, cma, hccs (w1 to w4 alone, between emulated devices, SIMULATED), and rdma (w1 to w3 alone, over UCX: "
+    "rdma-tcp and rdma-shm, beside ucx_perftest, and beside NIXL where CACHEFW_BENCHMARKS_NIXL names its Python)."
+)
+_GROUPS = {"rdma": RDMA}
+_ONLY = {HCCS: HCCS_WORKLOADS, **dict.fromkeys(RDMA, RDMA_WORKLOADS)}
 
 
 def _names(allowed: tuple[str, ...]) -> click.ParamType:
@@ -26,6 +31,7 @@ def _names(allowed: tuple[str, ...]) -> click.ParamType:
             if isinstance(value, tuple):
                 return value
             wanted = tuple(part.strip().lower() for part in str(value).split(",") if part.strip())
+            wanted = tuple(each for part in wanted for each in _GROUPS.get(part, (part,)))
             unknown = [part for part in wanted if part not in allowed]
             if unknown or not wanted:
                 self.fail(f"{', '.join(unknown) or 'nothing'}: choose from {', '.join(allowed)}", param, ctx)
@@ -56,7 +62,7 @@ def main(only: tuple[str, ...], paths: tuple[str, ...], rounds: int, quick: bool
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         for workload in only:
             for path in paths:
-                if path == HCCS and workload not in HCCS_WORKLOADS:
+                if workload not in _ONLY.get(path, WORKLOADS):
                     continue
                 task = progress.add_task(f"{workload} {path}", total=None)
                 try:

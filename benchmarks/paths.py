@@ -11,21 +11,36 @@ from numpy.typing import NDArray
 
 import cachefw
 
-__all__ = ["HCCS", "HCCS_WORKLOADS", "PATHS", "SHARED", "SIMULATED", "DeviceMemory", "environment", "installed", "node"]
+__all__ = [
+    "HCCS",
+    "HCCS_WORKLOADS",
+    "PATHS",
+    "RDMA",
+    "RDMA_WORKLOADS",
+    "SHARED",
+    "SIMULATED",
+    "DeviceMemory",
+    "environment",
+    "installed",
+    "node",
+]
 
 HCCS = "hccs"
-PATHS = ("shm", "cma", HCCS)
+#: Over UCX, and its transports in `benchmarks.rdma.TLS`.
+RDMA = ("rdma-tcp", "rdma-shm")
+PATHS = ("shm", "cma", HCCS, *RDMA)
 #: Paths whose memory the raw limits can map.
 SHARED = ("shm", HCCS)
 HCCS_WORKLOADS = ("w1", "w2", "w3", "w4")
+RDMA_WORKLOADS = ("w1", "w2", "w3")
 #: Always told beside a figure of `HCCS`, which has never seen a device.
 SIMULATED = "SIMULATED"
 
 
 def installed() -> tuple[str, ...]:
     """The paths whose transports are there."""
-    there = importlib.util.find_spec("cachefw_hccs") is not None
-    return tuple(path for path in PATHS if path != HCCS or there)
+    needed = {HCCS: "cachefw_hccs", **dict.fromkeys(RDMA, "cachefw_rdma")}
+    return tuple(path for path in PATHS if path not in needed or importlib.util.find_spec(needed[path]) is not None)
 
 
 def environment(path: str) -> dict[str, str]:
@@ -42,6 +57,11 @@ def node(cluster: int, path: str, address: str | None = None, **options: Any) ->
     if path == HCCS:
         settings = {"hccs": {"device": cluster - 1}}
         return cachefw.Node(cluster, address, transports=["hccs"], settings=settings, **options)
+    if path in RDMA:
+        from benchmarks.rdma import TLS
+
+        settings = {"rdma": {"tls": TLS[path]}}
+        return cachefw.Node(cluster, address, transports=["rdma"], settings=settings, **options)
     return cachefw.Node(cluster, address, transports=["host"], **options)
 
 

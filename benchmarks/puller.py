@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 import cachefw
-from benchmarks import raw
-from benchmarks.paths import SHARED
+from benchmarks import raw, rdma
+from benchmarks.paths import RDMA, SHARED
 from benchmarks.paths import node as make_node
 from benchmarks.shapes import SHAPES, U64, Buffers, Shape, WrongDataError
 
@@ -125,6 +125,26 @@ def large(puller: Puller, rounds: int, cold_rounds: int) -> dict[str, Any]:
     return {"ns": times, "cold_ns": cold, "peak_bytes": peak, "pieces": shape.buffers * shape.take}
 
 
+def over_ucx(puller: Puller, rounds: int) -> dict[str, Any]:
+    """W1 to W3 over RDMA: ours and UCX's own benchmark in turn, then NIXL's pulls."""
+    shape, path = puller.shape, puller.path
+    limits = rdma.limits(path)
+    with contextlib.closing(Buffers(puller.node, shape, path)) as into:
+        ours = {"as called": puller.called(into), "prepared": puller.prepared(into)}
+        times: dict[str, list[int]] = {name: [] for name in (*ours, *limits)}
+        into.wipe()
+        puller.timed(ours["as called"], into)  # connects what UCX connects late
+        for _ in range(rounds):
+            for name, call in ours.items():
+                into.wipe()
+                times[name].append(puller.timed(call, into))
+                puller.step()
+            for name, variables in limits.items():
+                times[name].append(rdma.perftest(path, shape, variables))
+                puller.step()
+    return {"ns": times, "pieces": shape.buffers * shape.take, "nixl": rdma.nixl(path, shape, rounds)}
+
+
 def small(puller: Puller, rounds: int) -> dict[str, Any]:
     """W4: one block again and again, and many blocks in turn; nanoseconds without those that timing itself takes."""
     shape, link = puller.shape, puller.link
@@ -216,11 +236,16 @@ def main() -> None:
                 node, about, path, rounds, lambda: print(json.dumps({"step": next(done), "of": total}), flush=True)
             )
         else:
-            count = len(raw.ways(path)) + 2
+            count = (len(rdma.limits(path)) if path in RDMA else len(raw.ways(path))) + 2
             steps = 2 * rounds if workload == "w4" else rounds * count + 2 * order["cold_rounds"]
             puller = Puller(node, about, SHAPES[workload], path, steps)
             try:
-                outcome = small(puller, rounds) if workload == "w4" else large(puller, rounds, order["cold_rounds"])
+                if path in RDMA:
+                    outcome = over_ucx(puller, rounds)
+                elif workload == "w4":
+                    outcome = small(puller, rounds)
+                else:
+                    outcome = large(puller, rounds, order["cold_rounds"])
             except WrongDataError as error:
                 outcome = {"wrong": str(error)}
         print(json.dumps({"outcome": outcome}), flush=True)

@@ -13,12 +13,15 @@ import attrs
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.paths import HCCS, SIMULATED
+from benchmarks.paths import HCCS, RDMA, SIMULATED
+from benchmarks.rdma import NIXL, PERFTEST
 from benchmarks.shapes import MIB, SHAPES
 
 _NOISY = 0.15
 _GOALS = {"w1": 0.9, "w2": 0.9, "w3": 0.85}
 _HCCS_GOALS = {"w1": 0.8, "w2": 0.8, "w3": None}
+#: Against UCX's own benchmark on the same path, and against NIXL.
+_UCX_GOAL, _NIXL_GOAL = 0.95, 1.0
 _SMALL_GOAL = 3.0
 _PLAN_GOAL_MS = 5.0
 _LINEAR_GOAL = 1.5
@@ -94,6 +97,8 @@ def rows(workload: str, path: str, outcome: dict[str, Any]) -> list[Row]:
     """The rows of one workload on one path."""
     if "wrong" in outcome:
         return [Row(workload, path, "", error=f"wrong data: {outcome['wrong']}", wrong=True)]
+    if path in RDMA:
+        return _over_ucx(workload, path, outcome)
     if workload in _GOALS:
         return _large(workload, path, outcome)
     return {"w4": _small, "w5": _registering, "w6": _starting}[workload](path, outcome)
@@ -131,6 +136,35 @@ def _large(workload: str, path: str, outcome: dict[str, Any]) -> list[Row]:
     (name, taken), *_ = outcome["cold_ns"].items()
     raw = statistics.median(taken)
     found.append(Row(workload, path, "cold", nbytes / ours, nbytes / raw, "GB/s", name, raw / ours))
+    return found
+
+
+def _over_ucx(workload: str, path: str, outcome: dict[str, Any]) -> list[Row]:
+    nbytes, found = SHAPES[workload].nbytes, []
+    ours = ("as called", "prepared")
+    limits = {name: taken for name, taken in outcome["ns"].items() if name not in ours}
+    theirs = outcome["nixl"].get("ns", {})
+    for what in ours:
+        taken = outcome["ns"][what]
+        against = [(name, each, _UCX_GOAL if name == PERFTEST else None) for name, each in limits.items()]
+        if what in theirs:
+            against.append((NIXL, theirs[what], _NIXL_GOAL))
+        for name, each, goal in against or [("", [], None)]:
+            row = Row(workload, path, what, nbytes / statistics.median(taken), unit="GB/s", spread=_spread(taken))
+            row.details = {"ns": taken}
+            if each:
+                row.raw, row.best = nbytes / statistics.median(each), name
+                row.ratio = statistics.median(each) / statistics.median(taken)
+                row.fastest = min(each) / min(taken)
+                row.goal = goal if what == "as called" else None
+                row.details["limit_ns"] = each
+            found.append(row)
+    for reason in (
+        "" if limits else "no ucx_perftest to compare with: apt-get install ucx-utils",
+        outcome["nixl"].get("error", ""),
+    ):
+        if reason:
+            found.append(Row(workload, path, "", error=reason))
     return found
 
 

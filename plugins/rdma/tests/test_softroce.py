@@ -5,8 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import resource
+import shutil
 import signal
+import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -27,9 +31,10 @@ DEVICE = os.environ.get("SOFTROCE_DEVICE", "")
 ETHERNET = os.environ.get("SOFTROCE_ETHERNET", "")
 GID = Path(f"/sys/class/infiniband/{DEVICE.partition(':')[0]}/ports/1/gids", os.environ.get("SOFTROCE_GID_INDEX", ""))
 MIB = 2**20
-SIZE = 16 * MIB
-#: Seconds within which a failure has to be known. UCX is told to give up after some 4 s (see `verbs`).
-LIMIT = 20.0
+SIZE = 4 * MIB
+#: Seconds within which a failure has to be known. UCX is told to give up after some 4 s (see `verbs`); where everything
+#: is emulated and others use the machine too, that may be many times as long.
+LIMIT = 60.0
 RELIABLE, DATAGRAM = "rc_v", "ud_v"
 #: Reliable connections that are made over TCP instead of datagrams: UCX 1.13 ends the process when one fails.
 STURDY = "rc_verbs,tcp"
@@ -47,7 +52,7 @@ def settings(tls: str) -> dict[str, object]:
 def verbs(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long UCX waits for a peer that does not answer, here and in peers: 7 times this for rc, this for ud."""
     monkeypatch.setenv("UCX_RC_VERBS_TIMEOUT", "500ms")
-    monkeypatch.setenv("UCX_UD_VERBS_TIMEOUT", "5s")
+    monkeypatch.setenv("UCX_UD_VERBS_TIMEOUT", "3s")
 
 
 class TestReliable(TransportTests):
@@ -82,7 +87,6 @@ for _name in dir(TransportTests):
         "test_unaligned_addresses",
         "test_scattered_pieces",
         "test_regions_are_not_mixed_up",
-        "test_prepared_once_and_posted_often",
         "test_many_are_in_flight",
         "test_four_threads_post",
         "test_two_channels_at_once",
@@ -267,7 +271,7 @@ def test_a_pulled_cable_breaks_the_transfer_and_not_the_node() -> None:
 
 
 def test_a_cable_pulled_during_a_transfer_ends_it() -> None:
-    size = 32 * MIB
+    size = 16 * MIB
     with running_peer(STURDY) as peer, open_node(STURDY) as node:
         link = node.link(peer.address, timeout=LIMIT)
         here, there = local(node, size), peer.make(size)
@@ -283,7 +287,7 @@ def test_a_cable_pulled_during_a_transfer_ends_it() -> None:
 
 @pytest.mark.parametrize("tls", [RELIABLE, DATAGRAM])
 def test_a_killed_peer_breaks_its_link_and_nothing_else(tls: str) -> None:
-    size = 32 * MIB
+    size = 8 * MIB
     with running_peer(tls) as other, open_node(tls) as node:
         with running_peer(tls) as peer:
             link = node.link(peer.address, timeout=LIMIT)
@@ -339,3 +343,58 @@ def test_an_unknown_net_device_is_named() -> None:
     with pytest.raises((RequestError, TransportUnavailable)) as caught:
         cachefw.Node(2, transports=["rdma"], settings={"rdma": {"tls": RELIABLE, "net_devices": "mlx9_0:1"}})
     assert "mlx9_0:1" in str(caught.value)
+
+
+# --------------------------------------------------------------------------- beside UCX's own
+
+
+def perftest(size: int, count: int) -> float:
+    """Bytes per second that UCX's benchmark gets, one request at a time, between two processes of its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = ["ucx_perftest", "-t", "ucp_get", "-s", str(size), "-n", str(count), "-w", "2", "-p", str(port), "-f"]
+    environment = {**os.environ, "UCX_TLS": RELIABLE, "UCX_NET_DEVICES": DEVICE, "UCX_WARN_UNUSED_ENV_VARS": "n"}
+    server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + LIMIT
+        while True:
+            done = subprocess.run(
+                [*command, "127.0.0.1"], env=environment, capture_output=True, text=True, timeout=120, check=False
+            )
+            lines = [line.split() for line in done.stdout.splitlines() if re.match(r"\s*\d+\s", line)]
+            if lines:
+                # Iterations, then three times, then the mean and the overall bandwidth in MiB/s.
+                return float(lines[-1][5]) * MIB
+            # The server may not listen yet.
+            assert time.monotonic() < end, done.stdout + done.stderr
+            time.sleep(0.2)
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.skipif(shutil.which("ucx_perftest") is None, reason="needs ucx_perftest, which is in Debian's ucx-utils")
+def test_reads_of_a_megabyte_beside_ucx_perftest(capsys: pytest.CaptureFixture[str]) -> None:
+    # Printed for people and not judged: emulated time says little, and a busy machine even less.
+    rounds, count = 3, 10
+    ours: list[float] = []
+    theirs: list[float] = []
+    with running_peer() as peer, open_node() as node:
+        link = node.link(peer.address, timeout=LIMIT)
+        there, here = peer.make(MIB), local(node, MIB)
+        prepared = link.prepare(cachefw.Operation.READ, here.ctypes.data, there, MIB)
+        for _ in range(rounds):
+            theirs.append(perftest(MIB, count))
+            prepared.post()
+            begin = time.perf_counter()
+            for _ in range(count):
+                prepared.post(timeout=LIMIT)
+            ours.append(count * MIB / (time.perf_counter() - begin))
+        assert (here == pattern(1, MIB)).all()
+    mine, yours = (statistics.median(rates) / 1e6 for rates in (ours, theirs))
+    with capsys.disabled():
+        print(
+            f"\nreads of 1 MiB over {RELIABLE}: {mine:.1f} MB/s, ucx_perftest -t ucp_get {yours:.1f} MB/s, ratio "
+            f"{mine / yours:.2f} (goal 0.8; medians of {rounds} rounds)"
+        )
