@@ -128,7 +128,7 @@ def large(puller: Puller, rounds: int, cold_rounds: int) -> dict[str, Any]:
 def over_ucx(puller: Puller, rounds: int) -> dict[str, Any]:
     """W1 to W3 over RDMA: ours and UCX's own benchmark in turn, then NIXL's pulls."""
     shape, path = puller.shape, puller.path
-    limits = rdma.limits(path)
+    limits = rdma.limits(path, shape)
     with contextlib.closing(Buffers(puller.node, shape, path)) as into:
         ours = {"as called": puller.called(into), "prepared": puller.prepared(into)}
         times: dict[str, list[int]] = {name: [] for name in (*ours, *limits)}
@@ -236,7 +236,7 @@ def main() -> None:
                 node, about, path, rounds, lambda: print(json.dumps({"step": next(done), "of": total}), flush=True)
             )
         else:
-            count = (len(rdma.limits(path)) if path in RDMA else len(raw.ways(path))) + 2
+            count = (len(rdma.limits(path, SHAPES[workload])) if path in RDMA else len(raw.ways(path))) + 2
             steps = 2 * rounds if workload == "w4" else rounds * count + 2 * order["cold_rounds"]
             puller = Puller(node, about, SHAPES[workload], path, steps)
             try:

@@ -25,11 +25,14 @@ _PYTHON = "CACHEFW_BENCHMARKS_NIXL"
 _ORDINARY = {"UCX_ALLOC_PRIO": "heap"}
 
 
-def limits(path: str) -> dict[str, dict[str, str]]:
+def limits(path: str, shape: Shape) -> dict[str, dict[str, str]]:
     """The ways to run `perftest` on a path: name -> further variables."""
     if shutil.which("ucx_perftest") is None:
         return {}
-    return {PERFTEST: _ORDINARY, OWN_MEMORY: {}} if path == "rdma-shm" else {PERFTEST: {}}
+    if path != "rdma-shm":
+        return {PERFTEST: {}}
+    # Smaller blocks of one mapping, again and again, never leave the caches.
+    return {PERFTEST: _ORDINARY, **({OWN_MEMORY: {}} if shape.take == 1 else {})}
 
 
 def perftest(path: str, shape: Shape, variables: dict[str, str]) -> int:
@@ -42,18 +45,8 @@ def perftest(path: str, shape: Shape, variables: dict[str, str]) -> int:
         port = probe.getsockname()[1]
     whole = shape.nbytes // shape.block
     count = max(4, min(whole, 2048))
-    command = [
-        "ucx_perftest",
-        "-t",
-        "ucp_get",
-        "-s",
-        str(shape.block),
-        "-n",
-        str(count),
-        "-w",
-        str(max(1, count // 10)),
-    ]
-    command += ["-O", "32" if whole > 1 else "1", "-p", str(port), "-f"]
+    command = ["ucx_perftest", "-t", "ucp_get", "-s", str(shape.block), "-n", str(count), "-f"]
+    command += ["-w", str(max(1, count // 10)), "-O", "32" if whole > 1 else "1", "-p", str(port)]
     environment = {**os.environ, "UCX_TLS": TLS[path], "UCX_WARN_UNUSED_ENV_VARS": "n", **variables}
     server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -93,7 +86,9 @@ def nixl(path: str, shape: Shape, rounds: int) -> dict[str, Any]:
     }
     # Its own UCX, which does not know settings of older ones.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("UCX_")}
-    environment.update(UCX_TLS=TLS[path], UCX_LOG_LEVEL="error", NIXL_LOG_LEVEL="ERROR")
+    environment.update(UCX_LOG_LEVEL="error", NIXL_LOG_LEVEL="ERROR")
+    if path != "rdma-shm":
+        environment["UCX_TLS"] = TLS[path]  # else its UCX finds no way; left alone, it takes cross-memory reads
     script = Path(__file__).with_name("nixl_pull.py")
     try:
         done = subprocess.run(
