@@ -1,9 +1,10 @@
 """The contract between cachefw and its plugins, version 1.
 
-A plugin is a module (or object) named by an entry point: in the group ``cachefw.plugins`` when it offers a transport, in
-``cachefw.policies`` when it is to be in force without being named. It implements some of these hooks with `hookimpl`. It
-is imported in a thread of its own, which is given up after a time, and should change nothing in the process. A transport needs the first two and usually the next two; a policy needs only
-`cachefw_validate_memory`; an auditor wraps the registration hooks or observes.
+A plugin is a module (or object) named by an entry point: in the group ``cachefw.plugins`` when it offers a transport,
+in ``cachefw.policies`` when it is to be in force without being named. It implements some of these hooks with
+`hookimpl`. A transport needs the first two and usually the next two; a policy needs only `cachefw_validate_memory`; an
+auditor wraps the registration hooks or observes. A plugin is imported in a thread of its own, which is given up after a
+time; importing it should change nothing else in the process.
 
 Hooks are for cold paths. Transfers never go through them.
 """

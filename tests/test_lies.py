@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import ClassVar
 from xml.etree import ElementTree
 
+import attrs
 import pytest
 
 import cachefw
 from cachefw.errors import BrokenError
-from cachefw.memory import Allocation
+from cachefw.memory import Allocation, MemoryKind
 from cachefw.testing import MemoryTransport
 from cachefw.testing.memory import MemoryChannel, MemoryTransfer
-from cachefw.transport import Batch, Capability
+from cachefw.transport import Batch, Capability, Reach
 
 ALL = MemoryTransport.info_named().capabilities
 
@@ -266,15 +269,135 @@ class TakesAnySetting(Liar):
         super().open({})
 
 
+class FailsWithTheSystem(Liar):
+    caught_by = ("test_system_refuses_at_each_call",)
+
+    def register(self, region):
+        os.close(os.open(os.devnull, os.O_RDONLY))
+        return super().register(region)
+
+
+class KeepsADescriptorWhenItFails(Liar):
+    caught_by = ("test_system_refuses_at_each_call",)
+
+    def register(self, region):
+        opened = []
+        try:
+            opened = [os.open(os.devnull, os.O_RDONLY)]
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError as error:
+            raise self._broken(str(error), "register") from None
+        for number in opened:
+            os.close(number)
+        return super().register(region)
+
+
+class CallsForEachPiece(Liar):
+    caught_by = ("test_post_is_one_native_call_however_many_pieces",)
+
+    class Lib(dict):
+        """As a binding made with cffi looks to a profiler."""
+
+    lib = Lib()
+
+    def _move_piece(self, to, start, length):
+        self.lib.get(to)
+        super()._move_piece(to, start, length)
+
+
+class ReachesNobody(Liar):
+    caught_by = ("test_peer_is_killed",)
+
+    @classmethod
+    def info_named(cls, name="memory", capabilities=ALL, kinds=(MemoryKind.HOST,)):
+        return attrs.evolve(super().info_named(name, capabilities, kinds), reach=Reach.HOST)
+
+
+class HasNothingToRemark(Liar):
+    caught_by = ("test_remark_is_text",)
+
+    @property
+    def remark(self):
+        return None
+
+
+class RegistersWhenItIsNotOpen(Liar):
+    caught_by = ("test_transport_that_is_not_open_registers_nothing", "test_closed_transport_registers_nothing")
+
+    def _check_open(self, operation):
+        pass
+
+
+class SwallowsWhatASignalHandlerRaises(Liar):
+    caught_by = ("test_what_a_signal_handler_raises_passes_through_a_wait",)
+
+    class Lying(MemoryTransfer):
+        __slots__ = ()
+
+        def wait(self, timeout=None):
+            while not self._done.is_set():
+                with contextlib.suppress(Exception):
+                    self._done.wait()
+            with contextlib.suppress(Exception):
+                time.sleep(0.1)
+            return True
+
+    transfer_type = Lying
+
+    def open(self, settings):
+        super().open({"background": True})
+
+    def _move_piece(self, to, start, length):
+        time.sleep(0.1)
+        super()._move_piece(to, start, length)
+
+
+class WaitsWithALockThatTransfersNeed(Liar):
+    caught_by = ("test_waiting_holds_up_nobody_else",)
+    needed = threading.Lock()
+
+    class Lying(MemoryTransfer):
+        __slots__ = ()
+
+        def wait(self, timeout=None):
+            # Without a timeout it is its channel that waits, which must come to an end.
+            with self._transport.needed if timeout is not None else contextlib.nullcontext():
+                return super().wait(timeout)
+
+    transfer_type = Lying
+
+    def open(self, settings):
+        super().open({"background": True})
+
+    def _move_piece(self, to, start, length):
+        time.sleep(0.1)
+        with self.needed:
+            super()._move_piece(to, start, length)
+
+
+class KeepsToOneThread(Liar):
+    caught_by = ("test_four_threads_use_the_cold_calls", "test_eight_threads_register_and_unregister")
+
+    def open(self, settings):
+        self.thread = threading.current_thread()
+        super().open(settings)
+
+    def describe(self, registered):
+        assert threading.current_thread() is self.thread
+        return super().describe(registered)
+
+
 LIARS = Liar.__subclasses__()
 
 GENERATED = """\
 import importlib.util
+import sys
 import pytest
 from cachefw.testing import TransportTests
 
 spec = importlib.util.spec_from_file_location("liars", {path!r})
 liars = importlib.util.module_from_spec(spec)
+sys.modules["liars"] = liars
 spec.loader.exec_module(liars)
 
 def kit(liar):
@@ -287,6 +410,15 @@ def kit(liar):
 for liar in liars.LIARS:
     globals()["Test" + liar.__name__] = kit(liar)
 """
+# Found by entry point, as what an author installs; in another process it cannot even be loaded.
+PLUGIN = """\
+import sys
+from cachefw.hookspecs import hookimpl
+
+@hookimpl
+def cachefw_transports():
+    yield sys.modules["liars"].ReachesNobody.info_named("reachesnobody")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -295,8 +427,13 @@ def verdicts(tmp_path_factory):
     folder = tmp_path_factory.mktemp("liars")
     (folder / "test_liars.py").write_text(GENERATED.format(path=__file__))
     (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "reaches_nobody.py").write_text(PLUGIN)
+    info = folder / "reaches_nobody-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: reaches-nobody\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[cachefw.plugins]\nreachesnobody = reaches_nobody\n")
     tests = [f"test_liars.py::Test{liar.__name__}::{name}" for liar in LIARS for name in liar.caught_by]
-    search = [str(Path(cachefw.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    search = [str(folder), str(Path(cachefw.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=line", "--junitxml=report.xml", *tests],
         cwd=folder,

@@ -34,13 +34,16 @@ _MODULES = {
 }
 _REWRITTEN = (
     "_bench",
+    "_calls",
     "_capabilities",
     "_closing",
     "_contract",
     "_errors",
+    "_faults",
     "_fixtures",
     "_lifecycle",
     "_machine",
+    "_peers",
     "_registration",
     "_transfers",
 )

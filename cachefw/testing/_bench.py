@@ -208,8 +208,8 @@ class Bench:
 
     def __init__(self, info: TransportInfo, settings: Mapping[str, Any], make_memory: MakeMemory) -> None:
         self.info = info
-        self._settings = settings
-        self._make_memory = make_memory
+        self.settings = settings
+        self.make_memory = make_memory
         self._channel: Channel | None = None
         # The target's ends, which move nothing but take part.
         self._back: list[Channel] = []
@@ -226,7 +226,7 @@ class Bench:
     def open_transport(self) -> Transport:
         """Open one more transport; `close` closes it."""
         transport = make_transport(self.info)
-        transport.open(self._settings)
+        transport.open(self.settings)
         self._opened.append(transport)
         return transport
 
@@ -258,7 +258,7 @@ class Bench:
 
     def memory(self, size: int, transport: Transport | None = None, kind: MemoryKind | None = None) -> KitMemory:
         """Memory that is not registered yet."""
-        memory = self._make_memory(transport or self.initiator, size, kind or self.kind)
+        memory = self.make_memory(transport or self.initiator, size, kind or self.kind)
         self._memory.append(memory)
         return memory
 

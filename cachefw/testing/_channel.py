@@ -228,7 +228,11 @@ class MemoryChannel(Channel):
             self._running.add(transfer)
             # Started under the lock: `close` joins every thread that it finds.
             if transfer.thread is not None:
-                transfer.thread.start()
+                try:
+                    transfer.thread.start()
+                except RuntimeError as error:
+                    self._running.discard(transfer)
+                    raise transport._broken(f"no thread for the transfer: {error}", "post") from None
         if transfer.thread is None:
             transfer.run()
         transfer.add_done_callback(self._forget)

@@ -97,9 +97,9 @@ class ClosingTests(Fixtures):
         """A closed transport refuses to register and to connect."""
         card, memory, closed = bench.target.card(), bench.memory(4096), bench.open_transport()
         bench.close_transport(closed)
-        with refused(bench.info):
+        with refused(bench.info, ClosedError):
             closed.register(memory.region)
-        with refused(bench.info):
+        with refused(bench.info, ClosedError):
             closed.connect(card, 5.0, sessions()[0])
 
     def test_several_threads_connect_and_close(self, bench: Bench, any_operation: Operation) -> None:

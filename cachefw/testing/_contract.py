@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -66,6 +67,46 @@ class ContractTests(Fixtures):
             else:
                 # It may have settled between the two questions.
                 assert large.settled, f"it still runs, and its error is {error!r} already"
+        assert settle(large).error is None
+
+    def test_waiting_holds_up_nobody_else(self, bench: Bench, any_operation: Operation) -> None:
+        """While one thread waits for a large transfer, another posts and waits for small ones."""
+        local, remote = bench.local(64), bench.remote(64)
+        large = _post(bench, any_operation, LARGE)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(large.wait, TIMEOUT)
+            for _ in range(20):
+                bench.move(any_operation, [Piece(local, 0, remote, 0, 64)])
+            assert waiting.result(TIMEOUT) is True
+
+    def test_what_a_signal_handler_raises_passes_through_a_wait(self, large: Transfer) -> None:
+        """A handler that raises ends a wait, not the transfer, which settles all the same."""
+        if threading.current_thread() is not threading.main_thread():
+            pytest.skip("Python handles signals in the main thread alone")
+
+        class Interrupted(Exception):
+            pass
+
+        def handle(number: int, frame: object) -> None:
+            raise Interrupted
+
+        before = signal.signal(signal.SIGUSR1, handle)
+        main = threading.get_ident()
+        # A moment later, so that it comes during the wait and not while the thread is started.
+        sender = threading.Timer(0.02, signal.pthread_kill, [main, signal.SIGUSR1])
+
+        def wait() -> None:
+            sender.start()
+            large.wait(TIMEOUT)
+            # It may have settled before the signal came, which then comes here.
+            sender.join(TIMEOUT)
+
+        try:
+            with pytest.raises(Interrupted):
+                wait()
+        finally:
+            sender.join(TIMEOUT)
+            signal.signal(signal.SIGUSR1, before)
         assert settle(large).error is None
 
     def test_several_threads_wait(self, large: Transfer) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cachefw.errors import RequestError
+from cachefw.errors import ClosedError, RequestError
+from cachefw.memory import MemoryKind, MemoryRegion
 from cachefw.testing._bench import Bench, MakeMemory, make_transport, refused, same
 from cachefw.testing._fixtures import Fixtures
 from cachefw.testing._usage import Usage
@@ -36,6 +37,17 @@ class LifecycleTests(Fixtures):
         transport.probe()
         leaked = before.leaked()
         assert not leaked, f"probe() took {leaked}"
+
+    def test_remark_is_text(self, transport: Transport) -> None:
+        """What reports say beside the name is text, and "" when there is nothing to say."""
+        assert transport.probe() is None
+        assert isinstance(transport.remark, str)
+
+    def test_transport_that_is_not_open_registers_nothing(self, transport: Transport) -> None:
+        """Before `open`, registering is a `ClosedError`."""
+        kind = next(iter(transport.info.kinds))
+        with refused(transport.info, ClosedError):
+            transport.register(MemoryRegion(2**21, 4096, kind, device=0 if kind is MemoryKind.DEVICE else -1))
 
     def test_unknown_setting_is_refused(
         self, transport: Transport, transport_settings: Mapping[str, Any], transport_info: TransportInfo

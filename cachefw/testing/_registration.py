@@ -10,7 +10,7 @@ import pytest
 
 from cachefw.errors import CacheError, OutOfMemoryError
 from cachefw.memory import MemoryKind
-from cachefw.testing._bench import GUARD, TIMEOUT, Bench, KitMemory, Piece, chance, need, noise, refused, same
+from cachefw.testing._bench import GUARD, TIMEOUT, Bench, KitMemory, Piece, Place, chance, need, noise, refused, same
 from cachefw.testing._fixtures import Fixtures
 from cachefw.transport import Capability, RegisteredMemory, TransportInfo
 
@@ -90,6 +90,29 @@ class RegistrationTests(Fixtures):
         with ThreadPoolExecutor(8) as pool:
             for future in [pool.submit(work, memory) for memory in memories]:
                 future.result(TIMEOUT)
+
+    def test_four_threads_use_the_cold_calls(self, bench: Bench) -> None:
+        """What is not on the way of a transfer works from several threads at once as well, each ability if offered."""
+        places, remote = [bench.local(4096) for _ in range(4)], bench.remote(4096)
+        offered = bench.info.capabilities
+
+        def work(place: Place) -> None:
+            transport, region = bench.initiator, place.memory.region
+            for _ in range(20):
+                assert transport.card() == bench.initiator.card()
+                assert transport.describe(place.registered) == transport.describe(place.registered)
+                assert isinstance(transport.remark, str)
+                if Capability.IDENTIFY in offered:
+                    assert transport.identify(region.address, region.length) is region.kind
+                if Capability.ALLOCATE in offered:
+                    transport.allocate(4096, bench.kind, 64).close()
+                if Capability.COPY in offered:
+                    transport.copy(bench.batch([Piece(place, 0, place, 2048, 2048)]))
+
+        with ThreadPoolExecutor(4) as pool:
+            for future in [pool.submit(work, place) for place in places]:
+                future.result(TIMEOUT)
+        assert bench.target.describe(remote.registered)
 
 
 class AllocationTests(Fixtures):

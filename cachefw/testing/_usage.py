@@ -25,12 +25,13 @@ class Usage:
     threads: frozenset[str]
     shared: tuple[str, ...]
     mappings: int
+    pinned: int
 
     @classmethod
     def now(cls) -> Usage:
         """Count."""
         if not os.path.isdir("/proc/self/fd"):
-            return cls({}, frozenset(), (), 0)
+            return cls({}, frozenset(), (), 0, 0)
         files = {}
         for number in os.listdir("/proc/self/fd"):
             # The descriptor of the listing itself is gone by now.
@@ -38,7 +39,7 @@ class Usage:
                 files[number] = os.readlink(f"/proc/self/fd/{number}")
         lines = Path("/proc/self/maps").read_text().splitlines()
         shared = tuple(line for line in lines if line.split(maxsplit=2)[1].endswith("s"))
-        return cls(files, frozenset(os.listdir("/proc/self/task")), shared, len(lines))
+        return cls(files, frozenset(os.listdir("/proc/self/task")), shared, len(lines), _pinned())
 
     def leaked(self) -> list[str]:
         """What is held now and was not held then, in words.
@@ -69,4 +70,12 @@ class Usage:
             found.append(f"{len(now.shared) - len(self.shared)} shared mappings, among them {new[:5]}")
         if now.mappings > self.mappings + self.SLACK:
             found.append(f"{now.mappings - self.mappings} mappings")
+        if now.pinned > self.pinned:
+            found.append(f"{now.pinned - self.pinned} KiB locked or pinned for a device")
         return found
+
+
+def _pinned() -> int:
+    """KiB that cannot be paged out: what ``mlock`` and the drivers of devices hold."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("VmLck:", "VmPin:")))

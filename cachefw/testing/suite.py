@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from cachefw.testing._calls import CallTests
 from cachefw.testing._capabilities import CapabilityTests
 from cachefw.testing._closing import ClosingTests
 from cachefw.testing._contract import ContractTests
 from cachefw.testing._errors import BatchErrorTests, MalformedTests
+from cachefw.testing._faults import FaultTests
 from cachefw.testing._lifecycle import LifecycleTests
 from cachefw.testing._machine import MachineTests, TransportMachine
+from cachefw.testing._peers import PeerTests
 from cachefw.testing._registration import AllocationTests, CopyTests, IdentifyTests, RegistrationTests
 from cachefw.testing._transfers import LateTests, TransferTests
 
@@ -26,7 +29,10 @@ class TransportTests(
     BatchErrorTests,
     MalformedTests,
     ContractTests,
+    CallTests,
     ClosingTests,
+    FaultTests,
+    PeerTests,
     MachineTests,
 ):
     """Checks that a transport keeps the contract of `cachefw.transport`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import threading
 import weakref
@@ -14,7 +15,15 @@ import attrs
 import msgspec
 import numpy as np
 
-from cachefw.errors import BrokenError, CacheError, ClosedError, RequestError, UnsupportedOperation, refusal
+from cachefw.errors import (
+    BrokenError,
+    CacheError,
+    ClosedError,
+    RequestError,
+    TransportUnavailable,
+    UnsupportedOperation,
+    refusal,
+)
 from cachefw.memory import Allocation, MemoryKind, MemoryRegion
 from cachefw.transport import Batch, RegisteredMemory, Transport
 from cachefw.transport import Session as LinkSession
@@ -82,6 +91,17 @@ class HccsTransport(Transport):
     def open(self, settings: Mapping[str, Any]) -> None:
         """Take the device."""
         index, self._any_process = _checked(settings)
+        try:
+            # Read once, here: `card` may not fail.
+            _host_identity()
+        except OSError as error:
+            raise TransportUnavailable(
+                f"the host's identity cannot be read: {error}",
+                operation="open",
+                transport=TRANSPORT,
+                status=error.errno,
+                detail=str(error),
+            ) from None
         with named("open"):
             self._session = Session(index)
         self._lanes = Lanes(self._session.device)
@@ -370,6 +390,7 @@ def _kinds() -> dict[Any, MemoryKind]:
     return {Location.DEVICE: MemoryKind.DEVICE, Location.HOST: MemoryKind.PINNED}
 
 
+@functools.cache
 def _host_identity() -> bytes:
     return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
 

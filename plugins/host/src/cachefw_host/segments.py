@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from cachefw.errors import BrokenError, RequestError, refusal
+from cachefw.errors import BrokenError, OutOfMemoryError, RequestError, refusal
 from cachefw.memory import Allocation, MemoryKind
 
 from .status import TRANSPORT, memory_error
@@ -99,13 +99,22 @@ class Segments:
             advice = "reserve more with sysctl vm.nr_hugepages, or leave huge_pages out" if huge else _memory_advice()
             raise memory_error(status, size, what, advice)
         with self._lock:
+            if self._server is None:
+                server = threading.Thread(target=self._serve, name="cachefw-host-segments", daemon=True)
+                try:
+                    server.start()
+                except RuntimeError as error:
+                    lib.cfw_segment_destroy(made)
+                    raise OutOfMemoryError(
+                        f"no thread to hand over {size:,} bytes of shared memory: {error}",
+                        operation="allocate",
+                        transport=TRANSPORT,
+                    ) from None
+                self._server = server
             self._count += 1
             segment = Segment(self._count, made.fd, made.address, made.size)
             self._segments[segment.address] = segment
             bisect.insort(self._starts, segment.address)
-            if self._server is None:
-                self._server = threading.Thread(target=self._serve, name="cachefw-host-segments", daemon=True)
-                self._server.start()
 
         def release() -> None:
             with self._lock:
@@ -179,20 +188,20 @@ def fetch(name: str, token: bytes, number: int) -> tuple[int, int]:
     Raises:
         BrokenError: The peer is gone, or has no such segment any more.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(_PATIENCE)
-        try:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(_PATIENCE)
             connection.connect("\0" + name)
             connection.sendall(_REQUEST.pack(token, number))
             answer, fds, _, _ = socket.recv_fds(connection, _ANSWER.size, 1)
-        except OSError as error:
-            raise BrokenError(
-                f"the peer's shared memory cannot be fetched: {error}",
-                code="shm.unreachable",
-                transport=TRANSPORT,
-                status=error.errno,
-                detail=str(error),
-            ) from None
+    except OSError as error:
+        raise BrokenError(
+            f"the peer's shared memory cannot be fetched: {error}",
+            code="shm.unreachable",
+            transport=TRANSPORT,
+            status=error.errno,
+            detail=str(error),
+        ) from None
     code, size = _ANSWER.unpack(answer) if len(answer) == _ANSWER.size else (3, 0)
     if code or len(fds) != 1:
         for fd in fds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import secrets
 import threading
@@ -81,8 +82,19 @@ class HostTransport(Transport):
         if reason:
             raise TransportUnavailable(reason, transport=TRANSPORT)
         self._paths = paths
-        self._pool = Pool(self._native, threads - 1, cpus)
-        self._segments = Segments(self._native)
+        try:
+            # Read once, here: `card` may not fail.
+            _host_identity()
+            segments = Segments(self._native)
+        except OSError as error:
+            raise TransportUnavailable(
+                f"neither the host's identity nor a socket to hand descriptors over could be had: {error}",
+                operation="open",
+                transport=TRANSPORT,
+                status=error.errno,
+                detail=str(error),
+            ) from None
+        self._pool, self._segments = Pool(self._native, threads - 1, cpus), segments
 
     def close(self) -> None:
         """Close the channels and the threads."""
@@ -210,6 +222,7 @@ def _checked(settings: Mapping[str, Any]) -> tuple[int, list[int], tuple[str, ..
     return threads, cpus, paths
 
 
+@functools.cache
 def _host_identity() -> bytes:
     # Changes with each boot, and is the same in every container of a host.
     return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()

@@ -13,6 +13,7 @@ from cachefw.transport import Batch, Channel, RegisteredMemory, Session, Transpo
 
 from . import rules
 from .case import Machine, Setup
+from .descriptors import check_descriptors
 from .provider import DEFAULT, Provider, make_provider, own_findings
 from .status import TRANSPORT
 
@@ -64,6 +65,7 @@ class RdmaTransport(Transport):
         reason = provider.probe()
         if reason:
             raise TransportUnavailable(reason, operation="open", transport=TRANSPORT)
+        check_descriptors("open")
         provider.open({name: value for name, value in settings.items() if name not in _OWN})
         self._provider = provider
 
@@ -115,7 +117,9 @@ class RdmaTransport(Transport):
 
         The session is not used: neither UCX nor HIXL has a way to authenticate an endpoint, see the README.
         """
-        return self._open("connect").connect(card, timeout)
+        provider = self._open("connect")
+        check_descriptors("connect")
+        return provider.connect(card, timeout)
 
     def copy(self, batch: Batch) -> None:
         """Copy within this process."""
