@@ -20,7 +20,7 @@ import pytest
 import cachefw
 from cachefw.errors import BrokenError
 from cachefw.memory import Allocation, MemoryKind
-from cachefw.testing import MemoryTransport
+from cachefw.testing import MemoryTransport, TransportTests
 from cachefw.testing.memory import MemoryChannel, MemoryTransfer
 from cachefw.transport import Batch, Capability, Reach
 
@@ -422,8 +422,8 @@ def cachefw_transports():
 
 
 @pytest.fixture(scope="module")
-def verdicts(tmp_path_factory):
-    """What the kit says of every liar: the tests that failed, by the liar's name and without parameters."""
+def run(tmp_path_factory):
+    """The kit on every liar: what it printed, and the tests that failed, by the liar's name and without parameters."""
     folder = tmp_path_factory.mktemp("liars")
     (folder / "test_liars.py").write_text(GENERATED.format(path=__file__))
     (folder / "pytest.ini").write_text("[pytest]\n")
@@ -449,9 +449,23 @@ def verdicts(tmp_path_factory):
         if case.find("failure") is not None or case.find("error") is not None:
             name = case.get("classname", "").rpartition(".Test")[2]
             failed.setdefault(name, set()).add(case.get("name", "").partition("[")[0])
-    return failed
+    return done.stdout, failed
+
+
+@pytest.fixture(scope="module")
+def verdicts(run):
+    return run[1]
 
 
 @pytest.mark.parametrize("liar", LIARS, ids=lambda liar: liar.__name__)
 def test_lie_is_found(verdicts, liar):
     assert verdicts.get(liar.__name__, set()) == set(liar.caught_by)
+
+
+def test_summary_says_what_passed_and_what_was_not_run(run, verdicts):
+    whole = sum(name.startswith("test_") for name in dir(TransportTests))
+    section = run[0].partition("conformance with cachefw.transport")[2]
+    for liar in LIARS:
+        failed = len(liar.caught_by)
+        line = f"transport {liar.__name__.lower()!r}: 0 of {whole} tests passed, {failed} failed, {whole - failed} were not run"
+        assert line in section

@@ -13,6 +13,7 @@ import pytest
 from cachefw.memory import MemoryKind
 from cachefw.testing._bench import Bench, KitMemory, MakeMemory, Piece, make_transport, need
 from cachefw.testing._usage import Usage
+from cachefw.testing.plugin import PROPERTY
 from cachefw.transport import Capability, Operation, Transport, TransportInfo
 
 __all__ = ["Fixtures"]
@@ -73,8 +74,15 @@ class Fixtures:
             signal.signal(signal.SIGALRM, before)
 
     @pytest.fixture(autouse=True)
+    def _reported(self, request: pytest.FixtureRequest, transport_info: TransportInfo) -> None:
+        """Tells the pytest plugin whose test this is, for the summary."""
+        kit = sum(name.startswith("test_") for name in dir(type(self)))
+        request.node.user_properties.append((PROPERTY, f"{transport_info.name} {kit}"))
+
+    @pytest.fixture(autouse=True)
     def _leaves_nothing_behind(
         self,
+        _reported: None,
         _stopped_when_it_hangs: None,
         transport_info: TransportInfo,
         transport_settings: Mapping[str, Any],
