@@ -88,7 +88,7 @@ def test_python_m_is_the_same_program() -> None:
     ("arguments", "said"),
     [
         (["dmeo"], "did you mean demo?"),
-        (["zzz"], "there are demo, transports"),
+        (["zzz"], "there are demo, new-transport"),
         (["demo", "--model", "llama"], "did you mean llama-3.1-8b?"),
         (["demo", "--model", "zzz"], "there are llama-3.1-8b, qwen2.5-7b, deepseek-v3"),
         (["demo", "--tokens", "15"], "15 is less than one block of llama-3.1-8b, which holds 16 tokens"),

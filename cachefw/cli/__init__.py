@@ -19,6 +19,7 @@ _COMMANDS = {
     "demo": ("demo", "Hand a KV cache from one process to another, and check every byte."),
     "doctor": ("doctor", "Find out what is wrong: on this host, or between it and a node."),
     "explain": ("explain", "Explain the code of an error, a number, a rule, a setting or a hook."),
+    "new-transport": ("new_transport", "Write a distribution with a transport that works, to be changed step by step."),
     "plan": ("plan", "Check a registration without the memory or the hardware."),
     "transports": ("transports", "Show the transports that are installed, and which can be used here."),
 }
@@ -37,7 +38,7 @@ class _Main(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         module = importlib.import_module(f"{__name__}.{_COMMANDS[cmd_name][0]}")
-        command: click.Command = getattr(module, cmd_name)
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
     def resolve_command(

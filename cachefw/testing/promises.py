@@ -186,7 +186,8 @@ _LIST: dict[str, dict[str, str]] = {
     },
     "Transport.close": {
         "Give everything back": "test_transport_close_settles_and_closes_channels "
-        "test_allocation_outlives_its_transport test_closing_one_leaves_the_others_open test_channel_closes_before_its_transport test_close_without_open "
+        "test_allocation_outlives_its_transport test_closing_one_leaves_the_others_open "
+        "test_channel_closes_before_its_transport test_close_without_open "
         "test_close_gives_back_what_is_registered",
         "Idempotent.": "test_close_twice",
         "Raises Nothing": "test_close_without_open test_close_twice",
