@@ -8,10 +8,23 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from cachefw.errors import BrokenError
 from cachefw.memory import MemoryKind
-from cachefw.testing._bench import GUARD, TIMEOUT, Bench, KitMemory, Piece, Place, chance, need, same, settle
+from cachefw.testing._bench import (
+    GUARD,
+    TIMEOUT,
+    Bench,
+    KitMemory,
+    Piece,
+    Place,
+    chance,
+    check_error,
+    need,
+    same,
+    settle,
+)
 from cachefw.testing._fixtures import Fixtures
-from cachefw.transport import Capability, Operation, Transfer
+from cachefw.transport import Capability, Operation, Transfer, Transport
 
 __all__ = ["LateTests", "TransferTests", "check_moves"]
 
@@ -185,13 +198,31 @@ class TransferTests(Fixtures):
         assert settle(first.post(first.prepare(operation, batch))).error is None
         same(destination.read(), data)
 
-    def test_memory_of_others_moves(self, bench: Bench, operation: Operation) -> None:
-        """A transport that takes host memory takes memory that it did not make."""
+    def test_memory_of_others_here_moves(self, bench: Bench, operation: Operation) -> None:
+        """A transport that takes host memory takes memory that it did not make at the initiator's end."""
+        local = self._of_others(bench, bench.initiator)
+        check_moves(bench, operation, local, bench.remote(local.memory.region.length))
+
+    def test_memory_of_others_there_moves(self, bench: Bench, operation: Operation) -> None:
+        """It takes it at the target's end too, or refuses it in words when it is attached.
+
+        The latter only where it makes such memory itself, so that there is something to tell users.
+        """
+        remote = self._of_others(bench, bench.target)
+        local = bench.local(remote.memory.region.length)
+        try:
+            _ = bench.channel
+        except BrokenError as error:
+            check_error(error, bench.info, BrokenError)
+            need(bench.info, Capability.ALLOCATE)
+            pytest.skip(f"transport {bench.info.name!r} reaches only memory that it made: {error}")
+        check_moves(bench, operation, local, remote)
+
+    @staticmethod
+    def _of_others(bench: Bench, transport: Transport) -> Place:
         if MemoryKind.HOST not in bench.info.kinds:
             pytest.skip(f"transport {bench.info.name!r} does not take {MemoryKind.HOST}")
-        local = bench.register(KitMemory.ordinary(2 * 2**20, 2 * 2**20), bench.initiator)
-        remote = bench.register(KitMemory.ordinary(2 * 2**20, 2 * 2**20), bench.target)
-        check_moves(bench, operation, local, remote)
+        return bench.register(KitMemory.ordinary(2 * 2**20, 2 * 2**20), transport)
 
     def test_every_kind_of_memory_moves(self, bench: Bench, operation: Operation) -> None:
         """Each kind of memory that the transport takes can be at either end."""

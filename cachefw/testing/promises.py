@@ -196,7 +196,8 @@ _LIST: dict[str, dict[str, str]] = {
     "Transport.register": {
         "Make a region usable": "test_register_gives_the_region_back test_register_leaves_the_bytes_alone "
         "test_hundred_regions test_register_again_after_unregister test_memory_is_used_after_it_was_registered_again "
-        "test_memory_of_others_moves test_every_kind_of_memory_moves",
+        "test_memory_of_others_here_moves test_memory_of_others_there_moves "
+        "test_every_kind_of_memory_moves",
         "Its rules have passed": _RULE,
         "Raises CacheError": "test_system_refuses_at_each_call",
         "Raises ClosedError": "test_closed_transport_registers_nothing "
