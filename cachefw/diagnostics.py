@@ -1,4 +1,4 @@
-"""All that is known about errors and machines: the core's catalogue, its rules, settings and hooks, and every plugin's."""
+"""All that is known about errors and machines: the core's catalogue, rules, settings and hooks, and every plugin's."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ class Planner:
         transports: The open transports, best first.
         validate: Asks the plugins of a transport, or the policies.
         linked: Tells whether a link exists.
+        dry: Whether addresses are made up and the transports are not open; see `Request.dry`.
     """
 
     registry: Registry
@@ -35,6 +36,7 @@ class Planner:
     transports: Sequence[Transport]
     validate: Callable[[Request, Transport | None], list[Finding]]
     linked: Callable[[], bool]
+    dry: bool = False
 
     def cache_draft(
         self, operation: str, desc: Any, addrs: Any, keys: Any, remote_accessible: Any, *, blocks: bool
@@ -114,7 +116,7 @@ class Planner:
             mine = [item for item in sound if takes(self.transports, transport, item[1].kind)]
             if mine:
                 findings += self.validate(self._request(draft, transport.info.name, mine, profile), transport)
-                findings += _kind_findings(transport, mine, draft)
+                findings += [] if self.dry else _kind_findings(transport, mine, draft)
         if sound:
             findings += self.validate(self._request(draft, None, sound, profile), None)
         # Where a transport said itself that it does not take the memory, there is nothing to add.
@@ -135,6 +137,8 @@ class Planner:
             draft.linked,
             profile,
             draft.device_bytes + draft.host_bytes,
+            self.dry,
+            draft.host_bytes,
         )
 
     def _takers(self, sound: list[tuple[int, MemoryRegion]]) -> list[Finding]:

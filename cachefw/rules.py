@@ -84,6 +84,9 @@ class Request:
         linked: Whether a link exists.
         profile: Which machine the rules are to assume, e.g. ``"A3/fabric"``; None for this one.
         registered_bytes: What this node has registered already.
+        dry: Whether the regions are made up, e.g. for a machine that is not this one: nothing of this process and this
+            machine says anything about them. What only the memory itself could tell is not checked then.
+        registered_host_bytes: How much of `registered_bytes` is host memory; None when that is not known.
     """
 
     operation: str
@@ -94,6 +97,8 @@ class Request:
     linked: bool
     profile: str | None = None
     registered_bytes: int = 0
+    dry: bool = False
+    registered_host_bytes: int | None = None
 
     def place(self, index: int) -> str:
         """What the caller calls the region at `index`, for messages."""

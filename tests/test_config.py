@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 
 from cachefw import CacheManager, RequestError
-from cachefw.config import DEFAULT_TRANSPORT, SETTINGS, setting
+from cachefw.config import DEFAULT_TRANSPORT, SETTINGS, Value, setting, value
+from cachefw.plugins import catalogue
 
 
 @pytest.fixture(autouse=True)
@@ -78,3 +80,55 @@ def test_arguments_go_before_settings(monkeypatch):
     monkeypatch.setenv("CACHEFW_STRICT", "maybe")
     with CacheManager(["host"], strict=False) as manager:
         assert manager.transports == ("host",)
+
+
+# ---------------------------------------------------------------------- cachefw config
+
+
+def run_config(*arguments, **environ):
+    from click.testing import CliRunner
+
+    from cachefw.cli import main
+
+    return CliRunner(env={"COLUMNS": "80", **environ}).invoke(main, ["config", *arguments])
+
+
+def test_values_say_where_they_come_from(monkeypatch):
+    assert value("strict") == Value(SETTINGS["strict"], False, "default")
+    monkeypatch.setenv("CACHEFW_STRICT", "1")
+    assert value("strict") == Value(SETTINGS["strict"], True, "CACHEFW_STRICT", "1")
+    monkeypatch.setenv("CACHEFW_STRICT", "maybe")
+    told = value("strict")
+    assert (told.value, told.text) == (None, "maybe")
+    assert "must be 0 or 1" in told.fault
+
+
+def test_config_shows_every_setting():
+    result = run_config(CACHEFW_TIMEOUT="2.5")
+    assert result.exit_code == 0
+    assert "CACHEFW_TIMEOUT = 2.5  (from the environment)" in result.output
+    assert "CACHEFW_LINK_TIMEOUT = 5  (default)" in result.output
+    assert max(map(len, result.output.splitlines())) <= 80
+    settings = json.loads(run_config("--json", CACHEFW_TIMEOUT="2.5").output)["settings"]
+    by_name = {row["variable"]: row for row in settings}
+    assert by_name.keys() >= {known.variable for known in SETTINGS.values()}
+    row = by_name["CACHEFW_TIMEOUT"]
+    assert (row["value"], row["source"], row["default"]) == (2.5, "CACHEFW_TIMEOUT", 30.0)
+    assert by_name["CACHEFW_STRICT"]["source"] == "default"
+
+
+def test_config_points_out_what_nobody_reads():
+    result = run_config(CACHEFW_TIMEOT="3", CACHEFW_STRICT="2")
+    assert result.exit_code == 1
+    assert "CACHEFW_TIMEOT is set, and nobody reads it; did you mean CACHEFW_TIMEOUT?" in result.output
+    assert "CACHEFW_STRICT='2': must be 0 or 1" in " ".join(result.output.split())
+    told = json.loads(run_config("--json", CACHEFW_TIMEOT="3").output)
+    assert told["unknown"] == {"CACHEFW_TIMEOT": "CACHEFW_TIMEOUT"}
+
+
+def test_config_knows_the_variables_of_plugins():
+    if "hccs" not in catalogue.plugins():
+        pytest.skip("cachefw-hccs is not installed")
+    result = run_config(CACHEFW_ASCENDCL="simulator")
+    assert result.exit_code == 0
+    assert "CACHEFW_ASCENDCL = simulator  (from the environment)" in result.output

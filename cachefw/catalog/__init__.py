@@ -99,7 +99,9 @@ class Cause:
         what: The cause, in one sentence.
         fix: What to do about it.
         probe: The name of the `Check` that tells whether this is it; "" where none can.
-        operation, kind, transport: Where it applies: ``"register"``, ``"host"``, a transport's name. "" is anywhere.
+        operation: In which operation it can be that, e.g. ``"register"``; "" is any.
+        kind: Of which memory, e.g. ``"host memory"``; "" is any.
+        transport: With which transport; "" is any.
     """
 
     what: str

@@ -14,18 +14,28 @@ def _code(name: str, title: str, *causes: Cause) -> Entry:
 ENTRIES: tuple[Entry, ...] = (
     # ---- the families
     _code("error", "a failure that has no code of its own"),
-    _code("closed", "the object was closed by this process before the call", Cause(
-        "another thread, or the end of a `with` block, closed the node, manager or transport",
-        "keep it open for as long as it is used, or make a new one",
-    )),
-    _code("busy", "something else is using the object now; the same call can work later", Cause(
-        "a transfer still uses the memory", "wait for the transfer (`wait()`), then call again"
-    )),
-    _code("broken", "the outside failed: the peer, the network, the kernel or a driver", Cause(
-        "`status` and `detail` of the error have what it said",
-        "look its number up: `cachefw explain NUMBER`",
-        probe="system",
-    )),
+    _code(
+        "closed",
+        "the object was closed by this process before the call",
+        Cause(
+            "another thread, or the end of a `with` block, closed the node, manager or transport",
+            "keep it open for as long as it is used, or make a new one",
+        ),
+    ),
+    _code(
+        "busy",
+        "something else is using the object now; the same call can work later",
+        Cause("a transfer still uses the memory", "wait for the transfer (`wait()`), then call again"),
+    ),
+    _code(
+        "broken",
+        "the outside failed: the peer, the network, the kernel or a driver",
+        Cause(
+            "`status` and `detail` of the error have what it said",
+            "look its number up: `cachefw explain NUMBER`",
+            probe="system",
+        ),
+    ),
     _code(
         "timeout",
         "a deadline passed; `settled` tells whether bytes may still land",
@@ -33,29 +43,50 @@ ENTRIES: tuple[Entry, ...] = (
         Cause("the deadline is short for so many bytes", "give a longer timeout, or set CACHEFW_TIMEOUT", "settings"),
     ),
     _code("cancelled", "the transfer was cancelled before all of it had moved"),
-    _code("unsupported", "the transport does not offer this ability", Cause(
-        "`cachefw transports` shows what each transport can do",
-        "use what it offers, or another transport",
-        probe="plugins",
-    )),
-    _code("memory", "memory could not be allocated", Cause(
-        "the host, or the container's limit, has too little left", "allocate less, or raise the limit", "memory.free"
-    ), Cause("no huge pages are reserved", "reserve some with sysctl vm.nr_hugepages", "memory.huge_pages")),
-    _code("authentication", "a peer could not prove who it is, or may not do what it asked", Cause(
-        "the two ends do not have the same secret", "give both the same one", "settings"
-    )),
+    _code(
+        "unsupported",
+        "the transport does not offer this ability",
+        Cause(
+            "`cachefw transports` shows what each transport can do",
+            "use what it offers, or another transport",
+            probe="plugins",
+        ),
+    ),
+    _code(
+        "memory",
+        "memory could not be allocated",
+        Cause(
+            "the host, or the container's limit, has too little left",
+            "allocate less, or raise the limit",
+            "memory.free",
+        ),
+        Cause("no huge pages are reserved", "reserve some with sysctl vm.nr_hugepages", "memory.huge_pages"),
+    ),
+    _code(
+        "authentication",
+        "a peer could not prove who it is, or may not do what it asked",
+        Cause("the two ends do not have the same secret", "give both the same one", "settings"),
+    ),
     # ---- requests
-    _code("request.invalid", "the arguments cannot be right; nothing was sent or changed", Cause(
-        "the message says which argument, what was given and what is wanted", "correct the call"
-    )),
-    _code("request.rights", "the peer published the memory without the right that the transfer needs", Cause(
-        "the region was registered read-only there", "register it there with the right to write (`Access`)"
-    )),
+    _code(
+        "request.invalid",
+        "the arguments cannot be right; nothing was sent or changed",
+        Cause("the message says which argument, what was given and what is wanted", "correct the call"),
+    ),
+    _code(
+        "request.rights",
+        "the peer published the memory without the right that the transfer needs",
+        Cause("the region was registered read-only there", "register it there with the right to write (`Access`)"),
+    ),
     _code("not_found", "what was named does not exist; the message lists what does"),
-    _code("not_found.block", "a block number lies beyond the cache", Cause(
-        "the two ends do not have the same number of blocks, or block 0 was counted as 1",
-        "compare both caches; blocks count from 0",
-    )),
+    _code(
+        "not_found.block",
+        "a block number lies beyond the cache",
+        Cause(
+            "the two ends do not have the same number of blocks, or block 0 was counted as 1",
+            "compare both caches; blocks count from 0",
+        ),
+    ),
     _code(
         "not_found.cache",
         "no cache has that id or key",
@@ -66,20 +97,31 @@ ENTRIES: tuple[Entry, ...] = (
         Cause("it was registered under another cluster id, model id or request id", "compare the keys of both ends"),
         Cause("it was unregistered", "ask `link.caches` for what there is now"),
     ),
-    _code("not_found.layer", "a layer number lies beyond the cache", Cause(
-        "the two ends split the layers otherwise (pipeline parallelism)", "compare num_tensors of both caches"
-    )),
-    _code("not_found.link", "no link leads to that cluster", Cause(
-        "`link()` was not called, or the link broke", "link again; `node.links` has those that are up"
-    ), Cause("the key names this node's own cluster", "give the peer's cluster id")),
-    _code("not_found.row", "a batch row lies beyond the cache", Cause(
-        "dimension 0 of the two caches differs", "compare batch_size of both"
-    )),
+    _code(
+        "not_found.layer",
+        "a layer number lies beyond the cache",
+        Cause("the two ends split the layers otherwise (pipeline parallelism)", "compare num_tensors of both caches"),
+    ),
+    _code(
+        "not_found.link",
+        "no link leads to that cluster",
+        Cause("`link()` was not called, or the link broke", "link again; `node.links` has those that are up"),
+        Cause("the key names this node's own cluster", "give the peer's cluster id"),
+    ),
+    _code(
+        "not_found.row",
+        "a batch row lies beyond the cache",
+        Cause("dimension 0 of the two caches differs", "compare batch_size of both"),
+    ),
     # ---- registration
-    _code("registration.refused", "memory was refused before anything native was touched", Cause(
-        "several rules are broken; each stands in the message with what to do",
-        "`cachefw explain RULE` says more about each; `manager.plan(...)` shows all rules as a table",
-    )),
+    _code(
+        "registration.refused",
+        "memory was refused before anything native was touched",
+        Cause(
+            "several rules are broken; each stands in the message with what to do",
+            "`cachefw explain RULE` says more about each; `manager.plan(...)` shows all rules as a table",
+        ),
+    ),
     _code(
         "registration.native",
         "a native registration failed, and what was done before it was undone",
@@ -94,84 +136,159 @@ ENTRIES: tuple[Entry, ...] = (
         Cause("the memory is not mapped, or not writable", "map it readable and writable"),
         Cause("the device takes no more, or none so large", "register less, or several regions"),
     ),
-    _code("core.plugin", "the rules of a plugin could not be run, so that nothing is registered", Cause(
-        "the plugin has a fault, or its runtime does not answer",
-        "mend what the message names, or leave the plugin out",
-        probe="plugins",
-    )),
-    _code("core.transport", "no open transport takes memory of that kind", Cause(
-        "only transports of another kind of memory are open",
-        "open one that takes it: transports=[...], or CACHEFW_TRANSPORTS",
-        probe="plugins",
-    )),
-    _code("core.kind", "the memory is declared of one kind and the runtime says another", Cause(
-        "the placement of the description is wrong", "correct the placement"
-    ), Cause("the address belongs to another tensor", "take the tensor's own data pointer")),
+    _code(
+        "core.plugin",
+        "the rules of a plugin could not be run, so that nothing is registered",
+        Cause(
+            "the plugin has a fault, or its runtime does not answer",
+            "mend what the message names, or leave the plugin out",
+            probe="plugins",
+        ),
+    ),
+    _code(
+        "core.transport",
+        "no open transport takes memory of that kind",
+        Cause(
+            "only transports of another kind of memory are open",
+            "open one that takes it: transports=[...], or CACHEFW_TRANSPORTS",
+            probe="plugins",
+        ),
+    ),
+    _code(
+        "core.kind",
+        "the memory is declared of one kind and the runtime says another",
+        Cause("the placement of the description is wrong", "correct the placement"),
+        Cause("the address belongs to another tensor", "take the tensor's own data pointer"),
+    ),
     # ---- transports and plugins
-    _code("transport.unavailable", "the transport cannot be used here", Cause(
-        "its runtime is missing; the message lists every place that was looked at",
-        "install it, or name it by the transport's own variable",
-        probe="plugins",
-    )),
-    _code("transport.not_installed", "no plugin of that name is installed", Cause(
-        "the name is misspelt", "`cachefw transports` lists what is installed", "plugins"
-    ), Cause("its distribution is not installed in this environment", "pip install it", "packages")),
-    _code("transport.none_shared", "the two nodes have no transport in common", Cause(
-        "one end opened other transports", "open the same one on both: transports=[...]", "settings"
-    ), Cause("the plugin is missing on one end", "install it there", "plugins")),
-    _code("plugin", "a plugin broke the contract", Cause(
-        "a fault in the plugin; the message names its distribution", "report it to its authors", "plugins"
-    )),
-    _code("plugin.broken", "a plugin could not be loaded or opened; the others work", Cause(
-        "its import or its `probe()` raised; `detail` has the traceback",
-        "install its distribution again, or remove it",
-        probe="plugins",
-    ), Cause("it is of another version than the core", "install all of one version", "packages")),
-    _code("plugin.contract", "an object given as a plugin does not keep to the contract", Cause(
-        "a hook is misspelt, or takes other arguments", "`cachefw explain HOOK` has each hook's arguments"
-    ), Cause("the same object was given twice", "give it once")),
+    _code(
+        "transport.unavailable",
+        "the transport cannot be used here",
+        Cause(
+            "its runtime is missing; the message lists every place that was looked at",
+            "install it, or name it by the transport's own variable",
+            probe="plugins",
+        ),
+    ),
+    _code(
+        "transport.not_installed",
+        "no plugin of that name is installed",
+        Cause("the name is misspelt", "`cachefw transports` lists what is installed", "plugins"),
+        Cause("its distribution is not installed in this environment", "pip install it", "packages"),
+    ),
+    _code(
+        "transport.none_shared",
+        "the two nodes have no transport in common",
+        Cause("one end opened other transports", "open the same one on both: transports=[...]", "settings"),
+        Cause("the plugin is missing on one end", "install it there", "plugins"),
+    ),
+    _code(
+        "plugin",
+        "a plugin broke the contract",
+        Cause("a fault in the plugin; the message names its distribution", "report it to its authors", "plugins"),
+    ),
+    _code(
+        "plugin.broken",
+        "a plugin could not be loaded or opened; the others work",
+        Cause(
+            "its import or its `probe()` raised; `detail` has the traceback",
+            "install its distribution again, or remove it",
+            probe="plugins",
+        ),
+        Cause("it is of another version than the core", "install all of one version", "packages"),
+    ),
+    _code(
+        "plugin.contract",
+        "an object given as a plugin does not keep to the contract",
+        Cause("a hook is misspelt, or takes other arguments", "`cachefw explain HOOK` has each hook's arguments"),
+        Cause("the same object was given twice", "give it once"),
+    ),
     # ---- what transports share
-    _code("transfer.failed", "the transfer stopped; nothing moves after that", Cause(
-        "memory at one end is no longer mapped as it was when it was registered",
-        "keep memory alive until it is unregistered",
-    ), Cause("`status` has the kernel's or vendor's number", "`cachefw explain NUMBER`")),
-    _code("transfer.withdrawn", "the peer withdrew memory that a prepared transfer uses", Cause(
-        "it was unregistered there after `prepare`", "prepare again"
-    )),
-    _code("memory.unknown", "the peer has no such memory, or no longer", Cause(
-        "it was unregistered there", "prepare again from the peer's present table"
-    )),
-    _code("memory.unreachable", "memory of the peer is published and cannot be reached", Cause(
-        "the peer's process is gone", "link again"
-    ), Cause("the kernel forbids it", "see what the check says", "security.ptrace"), Cause(
-        "a container's limits keep the two apart", "share the pid and ipc namespaces", "container"
-    )),
-    _code("memory.outside", "a piece reaches beyond the peer's memory; nothing was posted", Cause(
-        "the peer registered less than this end believes", "compare both caches' shapes"
-    )),
-    _code("description.malformed", "what the peer says of its memory makes no sense to this transport", Cause(
-        "the two ends have different versions of the transport", "install the same on both", "packages"
-    )),
-    _code("card.malformed", "what the peer says of its transport makes no sense to this one", Cause(
-        "the two ends have different versions of the transport", "install the same on both", "packages"
-    )),
-    _code("peer.gone", "the peer's process, or the way to it, is gone", Cause(
-        "the process ended or was killed, e.g. for want of memory", "look at its log, start it, link again"
-    ), Cause("the network failed", "`cachefw doctor HOST:PORT` looks at the way", "network")),
-    _code("peer.unreachable", "the transport does not lead to this peer", Cause(
-        "the peer is on another host, and the transport stays within one",
-        "open a transport that reaches other hosts (`cachefw transports`)",
-        probe="plugins",
-    ), Cause("the two ends are set up for different networks", "compare the transport's settings of both ends")),
-    _code("connect.failed", "the transport could not connect to the peer", Cause(
-        "`status` has the vendor's number", "`cachefw explain NUMBER`"
-    ), Cause("the network between the two cards fails", "`cachefw doctor HOST:PORT`", "network")),
+    _code(
+        "transfer.failed",
+        "the transfer stopped; nothing moves after that",
+        Cause(
+            "memory at one end is no longer mapped as it was when it was registered",
+            "keep memory alive until it is unregistered",
+        ),
+        Cause("`status` has the kernel's or vendor's number", "`cachefw explain NUMBER`"),
+    ),
+    _code(
+        "transfer.withdrawn",
+        "the peer withdrew memory that a prepared transfer uses",
+        Cause("it was unregistered there after `prepare`", "prepare again"),
+    ),
+    _code(
+        "memory.unknown",
+        "the peer has no such memory, or no longer",
+        Cause("it was unregistered there", "prepare again from the peer's present table"),
+    ),
+    _code(
+        "memory.unreachable",
+        "memory of the peer is published and cannot be reached",
+        Cause("the peer's process is gone", "link again"),
+        Cause("the kernel forbids it", "see what the check says", "security.ptrace"),
+        Cause("a container's limits keep the two apart", "share the pid and ipc namespaces", "container"),
+    ),
+    _code(
+        "memory.outside",
+        "a piece reaches beyond the peer's memory; nothing was posted",
+        Cause("the peer registered less than this end believes", "compare both caches' shapes"),
+    ),
+    _code(
+        "description.malformed",
+        "what the peer says of its memory makes no sense to this transport",
+        Cause("the two ends have different versions of the transport", "install the same on both", "packages"),
+    ),
+    _code(
+        "card.malformed",
+        "what the peer says of its transport makes no sense to this one",
+        Cause("the two ends have different versions of the transport", "install the same on both", "packages"),
+    ),
+    _code(
+        "peer.gone",
+        "the peer's process, or the way to it, is gone",
+        Cause("the process ended or was killed, e.g. for want of memory", "look at its log, start it, link again"),
+        Cause("the network failed", "`cachefw doctor HOST:PORT` looks at the way", "network"),
+    ),
+    _code(
+        "peer.unreachable",
+        "the transport does not lead to this peer",
+        Cause(
+            "the peer is on another host, and the transport stays within one",
+            "open a transport that reaches other hosts (`cachefw transports`)",
+            probe="plugins",
+        ),
+        Cause("the two ends are set up for different networks", "compare the transport's settings of both ends"),
+    ),
+    _code(
+        "connect.failed",
+        "the transport could not connect to the peer",
+        Cause("`status` has the vendor's number", "`cachefw explain NUMBER`"),
+        Cause("the network between the two cards fails", "`cachefw doctor HOST:PORT`", "network"),
+    ),
     # ---- the command line
     _code("demo", "the demo could not be done"),
-    _code("demo.child", "a process of the demo failed, died or hung; the message has its last lines", Cause(
-        "memory ran out", "give fewer --tokens", "memory.free"
-    )),
-    _code("demo.mismatch", "bytes arrived other than they were sent", Cause(
-        "--corrupt asked for it", "leave it out"
-    ), Cause("memory or a transport has a fault", "run `cachefw doctor`, and report it with its bundle")),
+    _code(
+        "demo.child",
+        "a process of the demo failed, died or hung; the message has its last lines",
+        Cause("memory ran out", "give fewer --tokens", "memory.free"),
+    ),
+    _code(
+        "demo.mismatch",
+        "bytes arrived other than they were sent",
+        Cause("--corrupt asked for it", "leave it out"),
+        Cause("memory or a transport has a fault", "run `cachefw doctor`, and report it with its bundle"),
+    ),
+    _code(
+        "plan.description",
+        "the file given to `cachefw plan` cannot be read, or does not describe a registration",
+        Cause("a comma, bracket or indentation is wrong; line and column are in the message", "correct it there"),
+        Cause(
+            "a name is misspelt or a value of the wrong sort; all of them are in the message", "see docs/planning.md"
+        ),
+        Cause(
+            "it is YAML, and PyYAML is not installed", "pip install 'cachefw[yaml]', or write it as JSON", "packages"
+        ),
+    ),
 )

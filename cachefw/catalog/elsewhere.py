@@ -26,7 +26,7 @@ class Elsewhere:
 
 _ROWS = (
     Elsewhere(r"[125]039\d\d|HIXL_\w+|hixl\.\w+|CACHEFW_HIXL", "HIXL", "cachefw-rdma"),
-    Elsewhere(r"[125]0\d{4}|ACL_\w+|acl\.\w+|CACHEFW_ASCENDCL|ACLSIM_\w+", "AscendCL", "cachefw-ascendcl"),
+    Elsewhere(r"[125]0(?!39)\d{4}|ACL_\w+|acl\.\w+|CACHEFW_ASCENDCL|ACLSIM_\w+", "AscendCL", "cachefw-ascendcl"),
     Elsewhere(r"UCS_\w+|ucx\.\w+|CACHEFW_UCX|-\d{1,2}", "UCX", "cachefw-rdma"),
 )
 

@@ -40,14 +40,14 @@ ENTRIES: tuple[Entry, ...] = (
             "the memory from CacheManager.allocate, which peers map instead",
             "security.ptrace",
             operation="transfer",
-            kind="host",
+            kind="host memory",
         ),
         Cause(
             "a filter of the container (seccomp) forbids process_vm_readv",
             "allow it in the container's profile",
             "security.seccomp",
             operation="transfer",
-            kind="host",
+            kind="host memory",
         ),
         Cause(
             "nothing may be locked: RLIMIT_MEMLOCK is 0",
@@ -57,7 +57,9 @@ ENTRIES: tuple[Entry, ...] = (
         ),
         source="process_vm_readv(2); ib_umem_get in Linux",
     ),
-    errno_entry("ENOENT", Cause("a file or device node is not visible here", "mount it into the container", "container")),
+    errno_entry(
+        "ENOENT", Cause("a file or device node is not visible here", "mount it into the container", "container")
+    ),
     errno_entry(
         "ESRCH", Cause("the peer's process is gone", "look at its log, start it, link again", operation="transfer")
     ),
@@ -89,7 +91,11 @@ ENTRIES: tuple[Entry, ...] = (
         ),
         Cause("the host has too little memory left", "use less", "memory.free"),
         Cause(
-            "no huge pages are reserved", "sysctl vm.nr_hugepages, or do without", "memory.huge_pages", "allocate", "host"
+            "no huge pages are reserved",
+            "sysctl vm.nr_hugepages, or do without",
+            "memory.huge_pages",
+            "allocate",
+            "host memory",
         ),
         source="ib_umem_get in Linux; mmap(2)",
     ),
@@ -105,14 +111,14 @@ ENTRIES: tuple[Entry, ...] = (
             "the memory is mapped without the right to write, which pinning needs",
             "map it readable and writable",
             operation="register",
-            kind="host",
+            kind="host memory",
         ),
         Cause(
             "the allocator made it of virtual segments (expandable segments), which cannot be registered as one range",
             "switch them off: PYTORCH_NPU_ALLOC_CONF / PYTORCH_CUDA_ALLOC_CONF without expandable_segments:True",
             "allocator",
             operation="register",
-            kind="device",
+            kind="device memory",
         ),
         Cause(
             "the memory was unmapped after it was registered, here or at the peer",
@@ -124,7 +130,9 @@ ENTRIES: tuple[Entry, ...] = (
     errno_entry(
         "EBUSY", Cause("another process holds the device", "see which (the device's own tool lists them)", "leftovers")
     ),
-    errno_entry("ENODEV", Cause("the device, or its driver, is not there", "load the driver; show the device", "container")),
+    errno_entry(
+        "ENODEV", Cause("the device, or its driver, is not there", "load the driver; show the device", "container")
+    ),
     errno_entry(
         "EINVAL",
         Cause("an address or length is not aligned as the call needs it", "align it (`cachefw.aligned_empty`)"),
@@ -137,13 +145,16 @@ ENTRIES: tuple[Entry, ...] = (
     errno_entry(
         "ENOSPC",
         Cause(
-            "/dev/shm is full; containers get 64 MB of it unless told otherwise",
+            "shared memory (/dev/shm) is full; containers get 64 MB of it unless told otherwise",
             "docker run --shm-size=..., or a memory-backed emptyDir in Kubernetes",
             "memory.shm",
         ),
         Cause("files of dead processes fill it", "cachefw doctor --clean", "leftovers"),
     ),
-    errno_entry("ENOSYS", Cause("the kernel, or a filter, does not have the call", "see what the check says", "security.seccomp")),
+    errno_entry(
+        "ENOSYS",
+        Cause("the kernel, or a filter, does not have the call", "see what the check says", "security.seccomp"),
+    ),
     errno_entry(
         "EADDRINUSE",
         Cause("another process listens there", "cachefw doctor --port N says which; port 0 takes a free one", "ports"),
@@ -151,9 +162,7 @@ ENTRIES: tuple[Entry, ...] = (
     errno_entry(
         "EADDRNOTAVAIL", Cause("the address is none of this host's", "listen on one that is", "network", "listen")
     ),
-    errno_entry(
-        "ENETUNREACH", Cause("no route leads there", "look at the routes and interfaces", "network", "link")
-    ),
+    errno_entry("ENETUNREACH", Cause("no route leads there", "look at the routes and interfaces", "network", "link")),
     errno_entry(
         "ECONNRESET",
         Cause("the peer's process ended in the middle", "look at its log, link again", operation="link"),
@@ -168,7 +177,8 @@ ENTRIES: tuple[Entry, ...] = (
         Cause("it listens on loopback only", "have it listen on an address that reaches here", "", "link"),
     ),
     errno_entry(
-        "EHOSTUNREACH", Cause("no host answers at that address", "look at the address and the routes", "network", "link")
+        "EHOSTUNREACH",
+        Cause("no host answers at that address", "look at the address and the routes", "network", "link"),
     ),
     errno_entry("ECANCELED", Cause("the transfer was cancelled", "nothing has to be done", operation="transfer")),
 )

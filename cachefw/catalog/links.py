@@ -14,11 +14,13 @@ def _code(name: str, title: str, *causes: Cause) -> Entry:
 _OTHER_VERSION = Cause("the two ends have different versions of cachefw", "install the same on both", "packages")
 
 ENTRIES: tuple[Entry, ...] = (
-    _code("link.listen", "the address cannot be bound", Cause(
-        "another process listens there", "take port 0, which is a free one, or end that process", "ports"
-    ), Cause("the address is none of this host's", "listen on one that is", "network"), Cause(
-        "ports below 1024 need a privilege", "take a higher one"
-    )),
+    _code(
+        "link.listen",
+        "the address cannot be bound",
+        Cause("another process listens there", "take port 0, which is a free one, or end that process", "ports"),
+        Cause("the address is none of this host's", "listen on one that is", "network"),
+        Cause("ports below 1024 need a privilege", "take a higher one"),
+    ),
     _code(
         "link.unreachable",
         "nothing answers at that address",
@@ -33,29 +35,45 @@ ENTRIES: tuple[Entry, ...] = (
         Cause("packets get lost on the way, large ones perhaps (MTU)", "`cachefw doctor HOST:PORT`", "network"),
         Cause("connecting the transport takes longer than the setting", "set CACHEFW_LINK_TIMEOUT", "settings"),
     ),
-    _code("link.silent", "a linked peer did not answer in time", Cause(
-        "its process is stopped or overloaded", "look at it; raise CACHEFW_LINK_TIMEOUT if it is only slow", "settings"
-    )),
-    _code("link.lost", "the connection closed without a goodbye", Cause(
-        "the peer's process ended or was killed", "look at its log, start it, link again"
-    ), Cause("the network failed", "`cachefw doctor HOST:PORT`", "network")),
-    _code("link.protocol", "the other side does not speak this protocol as it should", Cause(
-        "another program listens at that port", "check the port", "ports"
-    ), _OTHER_VERSION),
-    _code("link.restarted", "the node behind the card was started again since the card was made", Cause(
-        "the peer was restarted", "get a new card from it (`node.card()`); what it had published is gone"
-    )),
-    _code("link.same_cluster", "both nodes have the same cluster id", Cause(
-        "every process was given the same number", "give each node a cluster id of its own"
-    )),
-    _code("link.self", "a node cannot link to itself", Cause(
-        "the address is this node's own", "give the peer's; within a node its CacheManager copies"
-    )),
+    _code(
+        "link.silent",
+        "a linked peer did not answer in time",
+        Cause(
+            "its process is stopped or overloaded",
+            "look at it; raise CACHEFW_LINK_TIMEOUT if it is only slow",
+            "settings",
+        ),
+    ),
+    _code(
+        "link.lost",
+        "the connection closed without a goodbye",
+        Cause("the peer's process ended or was killed", "look at its log, start it, link again"),
+        Cause("the network failed", "`cachefw doctor HOST:PORT`", "network"),
+    ),
+    _code(
+        "link.protocol",
+        "the other side does not speak this protocol as it should",
+        Cause("another program listens at that port", "check the port", "ports"),
+        _OTHER_VERSION,
+    ),
+    _code(
+        "link.restarted",
+        "the node behind the card was started again since the card was made",
+        Cause("the peer was restarted", "get a new card from it (`node.card()`); what it had published is gone"),
+    ),
+    _code(
+        "link.same_cluster",
+        "both nodes have the same cluster id",
+        Cause("every process was given the same number", "give each node a cluster id of its own"),
+    ),
+    _code(
+        "link.self",
+        "a node cannot link to itself",
+        Cause("the address is this node's own", "give the peer's; within a node its CacheManager copies"),
+    ),
     _code("link.already", "there is a link to this peer; it is returned instead of a second one"),
     _code("link.crossed", "both ends dialled at once, and the other dial makes the link"),
-    _code("link.closed", "the link was closed on this side", Cause(
-        "`unlink()` or `close()` was called", "link again"
-    )),
+    _code("link.closed", "the link was closed on this side", Cause("`unlink()` or `close()` was called", "link again")),
     _code(
         "link.broken",
         "the link is down, by the peer's doing or the network's",

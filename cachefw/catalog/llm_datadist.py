@@ -42,7 +42,9 @@ ENTRIES: tuple[Entry, ...] = (
         "LLM_PARAM_INVALID",
         _BASE + 5,
         "an argument has the right type and a wrong value",
-        Cause("num_tensors differs from the number of addresses, or a dimension is not positive", "correct the cache_desc"),
+        Cause(
+            "num_tensors differs from the number of addresses, or a dimension is not positive", "correct the cache_desc"
+        ),
         Cause("an address is given twice, or overlaps", "give each range once"),
         Cause("the key's cluster is this node's own", "name the peer's cluster"),
     ),
@@ -51,7 +53,9 @@ ENTRIES: tuple[Entry, ...] = (
         "LLM_NOT_YET_LINK",
         _BASE + 7,
         "there is no link to that cluster",
-        Cause("link_clusters was not called, or failed for this cluster", "link first; look at each cluster's own code"),
+        Cause(
+            "link_clusters was not called, or failed for this cluster", "link first; look at each cluster's own code"
+        ),
         Cause("the link was lost meanwhile", "link again"),
     ),
     _status(
@@ -65,7 +69,9 @@ ENTRIES: tuple[Entry, ...] = (
         _BASE + 9,
         "the link could not be made",
         Cause("nothing listens at the remote address", "start the peer first; compare the port", "ports"),
-        Cause("the two ends disagree about HCCS or RoCE, TLS, or the rank table", "set both alike; compare the variables"),
+        Cause(
+            "the two ends disagree about HCCS or RoCE, TLS, or the rank table", "set both alike; compare the variables"
+        ),
         Cause("memory was not registered as the link needs it, e.g. not at a multiple of 2 MB", "cachefw plan FILE"),
     ),
     _status("LLM_UNLINK_FAILED", _BASE + 10, "the link could not be closed", Cause("the peer is gone", "force=True")),

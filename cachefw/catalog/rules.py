@@ -15,23 +15,33 @@ CAUSES: dict[str, tuple[Cause, ...]] = {
         Cause("the tensor is empty or on a device without storage ('meta')", "allocate it first"),
     ),
     "core.size": (
-        Cause("a dimension of -1 was left for later", "give the real size; memory of an unknown size cannot be registered"),
+        Cause(
+            "a dimension of -1 was left for later", "give the real size; memory of an unknown size cannot be registered"
+        ),
     ),
     "core.unique": (
-        Cause("tensors share one storage (hybrid models), or two parts of an engine register the same tensor",
-              "register the storage once with register_memory; caches inside it are views and may share it"),
-        Cause("an earlier registration was not given back", "unregister it first; `manager.report()` lists what is held"),
+        Cause(
+            "tensors share one storage (hybrid models), or two parts of an engine register the same tensor",
+            "register the storage once with register_memory; caches inside it are views and may share it",
+        ),
+        Cause(
+            "an earlier registration was not given back", "unregister it first; `manager.report()` lists what is held"
+        ),
     ),
     "core.limit.addresses": (
-        Cause("one tensor for each layer, and many layers",
-              "register the storage once with register_memory: views do not count as native regions"),
+        Cause(
+            "one tensor for each layer, and many layers",
+            "register the storage once with register_memory: views do not count as native regions",
+        ),
     ),
     "core.limit.device_bytes": (
         Cause("the cache is larger than one process may register", "give each process less: more ranks, fewer blocks"),
     ),
     "core.limit.host_bytes": (
-        Cause("the pool of host memory is larger than drivers before HDK 25.5 map",
-              "register less, or raise Limits(host_bytes=...) where the driver allows it"),
+        Cause(
+            "the pool of host memory is larger than drivers before HDK 25.5 map",
+            "register less, or raise Limits(host_bytes=...) where the driver allows it",
+        ),
     ),
     "core.order": (
         Cause("a link came up before the caches were registered", "register device memory first, then link"),
@@ -39,4 +49,4 @@ CAUSES: dict[str, tuple[Cause, ...]] = {
     "core.keys": (
         Cause("more keys than batch rows, or the request id and the prefix id were both set", "one key for each row"),
     ),
-}  # fmt: skip
+}

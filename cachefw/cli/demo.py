@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import click
 
 from cachefw.cli import reports
 from cachefw.cli.children import Child, DemoError, Family
-from cachefw.cli.models import MODELS, Model
+from cachefw.cli.models import MODELS, Model, near_models
 from cachefw.cli.options import TransportCommand, default_transport
 from cachefw.cli.pattern import Places
 from cachefw.cli.pool import kind_for, pitch
@@ -93,9 +92,7 @@ class Outcome:
 def _model(ctx: click.Context, param: click.Parameter, value: str) -> Model:
     if value in MODELS:
         return MODELS[value]
-    near = difflib.get_close_matches(value.lower(), MODELS, cutoff=0.4)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    raise click.BadParameter(f"no model {value!r}; {hint}there are {', '.join(MODELS)}", ctx, param)
+    raise click.BadParameter(f"no model {value!r}; {near_models(value)}", ctx, param)
 
 
 def _settings(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import click
 
-from cachefw.catalog import Check, Diagnosis, Health
+from cachefw.catalog import Diagnosis, Health
 from cachefw.cli.writing import HEALTH_STYLES, say, styled
 from cachefw.diagnostics import Knowledge, everything
 from cachefw.doctor import Host, examine, exit_code, host_checks
@@ -29,12 +29,20 @@ _VERDICTS = ("healthy", "it works, with warnings", "something is broken")
 @click.option("--transport", "transports", multiple=True, help="Try this one with the node; may be repeated.")
 @click.option("--port", "ports", type=click.IntRange(1, 65535), multiple=True, help="Is it free? May be repeated.")
 @click.option("--clean", is_flag=True, help="Remove files of shared memory that killed processes left behind.")
-@click.option("--timeout", type=click.FloatRange(0, 1e6, min_open=True), default=10.0, show_default=True,
-              help="Seconds for each step with the node.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, 1e6, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="Seconds for each step with the node.",
+)
 @click.option("--verbose", "-v", is_flag=True, help="Show what is in order, too, with all that is known of it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--bundle", type=click.Path(dir_okay=False, path_type=Path),
-              help="Also write all of it to this file, without secrets, names and addresses, to send it to others.")
+@click.option(
+    "--bundle",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write all of it to this file, without secrets, names and addresses, to send it to others.",
+)
 def doctor(
     node: str | None,
     transports: tuple[str, ...],
@@ -53,7 +61,7 @@ def doctor(
       cachefw doctor --bundle report.json    a report to send to others
 
     Nothing is changed but by --clean. The exit code is 0 when all is well, 1 with warnings, 2 when something is broken.
-    """
+    """  # noqa: D301 - click takes the character for "leave these lines"
     if transports and node is None:
         raise click.UsageError("--transport is for a node: cachefw doctor HOST:PORT --transport NAME")
     if node is not None and (ports or clean):
@@ -66,12 +74,10 @@ def doctor(
             checks = host_checks(known, host)
             found = clean_up(host, known.leftovers) if clean else []
             found += examine(checks, lambda check, place, count: begin(check.title, place, count))
-            titles = {check.name: check.title for check in checks}
         else:
             from cachefw.doctor.peer import examine_peer
 
             found, facts = examine_peer(node, known, transports, timeout, begin)
-            titles = {}
     report = _report(node, found, facts)
     if bundle is not None:
         from cachefw.doctor.bundle import write_bundle
@@ -80,7 +86,7 @@ def doctor(
     if as_json:
         click.echo(json.dumps(report, indent=2, default=str))
     else:
-        _show(found, facts, titles, verbose=verbose)
+        _show(found, facts, verbose=verbose)
         if bundle is not None:
             say(f"The report is in {bundle}; look through it before you send it.")
     raise click.exceptions.Exit(exit_code(found))
@@ -121,13 +127,17 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
         yield lambda title, place, count: status.update(f"{place} of {count}: {title}")
 
 
-def _show(found: list[Diagnosis], facts: dict[str, Any], titles: dict[str, str], *, verbose: bool) -> None:
+def _show(found: list[Diagnosis], facts: dict[str, Any], *, verbose: bool) -> None:
     order = (Health.BROKEN, Health.WARNING, Health.NOT_CHECKED, Health.NOTE, Health.OK)
     for health in order:
         mine = [told for told in found if told.health is health]
         if not mine:
             continue
+        moved = [told for told in mine if told.check.startswith(("transfer.", "link."))]
         if health is Health.OK and not verbose:
+            for told in moved:
+                _show_one(told, verbose=False)
+            mine = [told for told in mine if told not in moved]
             names = dict.fromkeys(told.check for told in mine)
             say(f"{styled('ok', HEALTH_STYLES['ok'])}  {', '.join(names)}", 0, 4)
             continue
@@ -140,7 +150,7 @@ def _show(found: list[Diagnosis], facts: dict[str, Any], titles: dict[str, str],
     code = exit_code(found)
     say()
     counts = [(health, sum(told.health is health for told in found)) for health in order]
-    numbers = ", ".join(f"{count} {health.value}" for health, count in counts if count)
+    numbers = ", ".join(f"{health.value} {count}" for health, count in counts if count)
     verdict = styled(_VERDICTS[code], ("green", "yellow", "red")[code], bold=True)
     click.echo(f"{verdict}: {numbers}")
     if not verbose and any(told.health is Health.OK for told in found):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from cachefw.catalog import Cause, Check, Diagnosis, Entry, find, near
 from cachefw.catalog.elsewhere import elsewhere
 from cachefw.cli.writing import HEALTH_STYLES, say, styled
 from cachefw.diagnostics import Knowledge, everything
+from cachefw.memory import MemoryKind
 
 __all__ = ["explain"]
 
@@ -33,6 +35,7 @@ _PLURALS = {
     "setting": "Settings",
     "hook": "Hooks",
 }
+_KINDS = {kind.name.lower(): kind for kind in MemoryKind}
 _WHEN = {
     "register": "when registering",
     "transfer": "in a transfer",
@@ -56,12 +59,12 @@ class _Numbers(click.Command):
 @click.argument("what", required=False)
 @click.option("--probe", is_flag=True, help="Run the checks that tell which of the causes it is.")
 @click.option("--operation", default="", help="Only causes that can occur there: register, transfer, link, ...")
-@click.option("--kind", default="", help="Only causes that can occur with this memory: host, pinned, device.")
+@click.option("--kind", type=click.Choice(list(_KINDS)), help="Only causes that can occur with this memory.")
 @click.option("--transport", default="", help="Only causes that can occur with this transport.")
 @click.option("--list", "as_list", is_flag=True, help="Show all that can be asked.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list of objects.")
 def explain(
-    what: str | None, probe: bool, operation: str, kind: str, transport: str, as_list: bool, as_json: bool
+    what: str | None, probe: bool, operation: str, kind: str | None, transport: str, as_list: bool, as_json: bool
 ) -> None:
     """Explain WHAT: the code of an error, a vendor's or the kernel's number or name, a rule, a setting or a hook.
 
@@ -69,14 +72,14 @@ def explain(
       cachefw explain link.timeout
       cachefw explain 507899
       cachefw explain ENOMEM --operation register --probe
-    """
+    """  # noqa: D301 - click takes the character for "leave these lines"
     if as_list is (what is not None):
         raise click.UsageError("give WHAT, or --list")
     known = everything()
     found = list(known.entries) if what is None else find(known.entries, what)
     if not found and what is not None:
         raise click.BadParameter(_unknown(known, what), param_hint="WHAT")
-    found = [_narrowed(entry, operation, kind, transport) for entry in found]
+    found = [_narrowed(entry, operation, _KINDS[kind].value if kind else "", transport) for entry in found]
     probes = _probe(known, found) if probe else {}
     if as_json:
         click.echo(json.dumps([_facts(entry, probes) for entry in found], indent=2))
@@ -103,12 +106,12 @@ def _unknown(known: Knowledge, what: str) -> str:
     if others:
         them = " or ".join(f"{row.owner}'s, which {row.distribution} knows" for row in others)
         return f"nothing here knows {what!r}. It looks like {them}; pip install it, and ask again"
-    if close:
-        return f"nothing is called {what!r}; did you mean {', '.join(close)}?"
     owner, dot, _ = what.partition(".")
     owners = {entry.name.partition(".")[0] for entry in known.entries}
-    hint = f"a transport {owner!r} would come with cachefw-{owner}; " if dot and owner not in owners else ""
-    return f"nothing is called {what!r}; {hint}cachefw explain --list shows all that can be asked"
+    foreign = dot and owner not in owners and not difflib.get_close_matches(owner, owners, 1, 0.7)
+    hint = f"a transport {owner!r} would come with cachefw-{owner}; " if foreign else ""
+    more = f"did you mean {', '.join(close)}?" if close else "cachefw explain --list shows all that can be asked"
+    return f"nothing is called {what!r}; {hint}{more}"
 
 
 def _probe(known: Knowledge, entries: Iterable[Entry]) -> dict[str, list[Diagnosis]]:
@@ -167,6 +170,6 @@ def _show(entries: list[Entry], probes: dict[str, list[Diagnosis]]) -> None:
 
 def _where(cause: Cause) -> str:
     parts = [_WHEN.get(cause.operation, f"in {cause.operation}")] if cause.operation else []
-    parts += [f"{cause.kind} memory"] if cause.kind else []
+    parts += [cause.kind] if cause.kind else []
     parts += [f"over {cause.transport}"] if cause.transport else []
     return ", ".join(parts)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+
 import attrs
 
 from cachefw.cache import CacheDesc, DataType, Placement
 
-__all__ = ["MODELS", "Model"]
+__all__ = ["MODELS", "Model", "near_models"]
 
 
 @attrs.frozen
@@ -71,3 +73,10 @@ MODELS: dict[str, Model] = {
         Model("deepseek-v3", layers=61, parts=("latent",), heads=1, head_size=512 + 64, block_tokens=64),
     )
 }
+
+
+def near_models(name: str) -> str:
+    """For a name that is none: which was perhaps meant, and which there are."""
+    near = difflib.get_close_matches(name.lower(), MODELS, cutoff=0.4)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return f"{hint}there are {', '.join(MODELS)}"

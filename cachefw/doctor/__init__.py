@@ -33,7 +33,7 @@ _CHECKS: tuple[tuple[str, str, Callable[[Host], Iterable[Diagnosis]]], ...] = (
     ("security.seccomp", "filter of system calls", guards.seccomp),
     ("container", "container", guards.container),
     ("allocator", "torch's allocators", guards.allocator),
-    ("fork", "how processes start", guards.fork),
+    ("fork", "how processes start", guards.start_method),
     ("network", "interfaces", network.network),
     ("ports", "ports", network.ports),
 )

@@ -17,10 +17,13 @@ from cachefw.errors import RequestError, refusal
 
 __all__ = ["Mask", "write_bundle"]
 
-_SECRET = re.compile(r"SECRET|TOKEN|PASSW|CREDENTIAL|AUTH|COOKIE|PRIVATE|(?:^|_)(?:API|ACCESS)?_?KEY(?:$|_)", re.IGNORECASE)
+_SECRET = re.compile(
+    r"SECRET|TOKEN|PASSW|CREDENTIAL|AUTH|COOKIE|PRIVATE|(?:^|_)(?:API|ACCESS)?_?KEY(?:$|_)", re.IGNORECASE
+)
 _IN_TEXT = re.compile(r"([\w-]*(?:secret|token|passw(?:or)?d|credential|api_?key)[\w-]*\s*[=:]\s*)\S+", re.IGNORECASE)
 _MAC = re.compile(r"\b(?:[0-9a-f]{2}:){5,}[0-9a-f]{2}\b", re.IGNORECASE)
-_ADDRESS = re.compile(r"(?<![\w.:])\[?((?:\d{1,3}\.){3}\d{1,3}|(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{0,4}(?:%\w+)?)\]?(?![\w:])", re.IGNORECASE)
+_IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?!\w|\.\d)")
+_IPV6 = re.compile(r"(?<![\w:.])(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{0,4}(?:%\w+)?(?![\w:])", re.IGNORECASE)
 _POINTER = re.compile(r"\b0x[0-9a-f]{6,}\b", re.IGNORECASE)
 
 
@@ -63,17 +66,17 @@ class Mask:
             text = re.sub(pattern, lambda _, word=self._plain[plain]: word, text)  # type: ignore[misc]
         text = _IN_TEXT.sub(r"\1<secret>", text)
         text = _MAC.sub(lambda match: self._word("mac", match[0]), text)
-        text = _ADDRESS.sub(self._address, text)
+        text = _IPV6.sub(self._address, _IPV4.sub(self._address, text))
         return _POINTER.sub(lambda match: self._word("address", match[0]), text)
 
     def _address(self, match: re.Match[str]) -> str:
         try:
-            address = ipaddress.ip_address(match[1].partition("%")[0])
+            address = ipaddress.ip_address(match[0].partition("%")[0])
         except ValueError:
             return match[0]
         if address.is_loopback or address.is_unspecified:
             return match[0]
-        return match[0].replace(match[1], self._word("ip", match[1]))
+        return self._word("ip", match[0])
 
     def value(self, value: Any) -> Any:
         """A value of JSON, all texts of it masked; what a secret's name stands for is left out whole."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from cachefw.catalog import Diagnosis
 from cachefw.doctor.host import Host, note, ok, unchecked, warning
 
-__all__ = ["allocator", "container", "fork", "ptrace", "seccomp"]
+__all__ = ["allocator", "container", "ptrace", "seccomp", "start_method"]
 
 _SCOPES = {
     0: "processes of one user may reach each other's memory",
@@ -75,8 +75,8 @@ def container(host: Host) -> Iterable[Diagnosis]:
     if signs:
         yield note(
             f"this seems to be a container ({', '.join(signs)})",
-            "peers in other containers of this host need a common pid namespace for cross-memory reads, devices have to "
-            "be passed in, and limits are the container's",
+            "peers in other containers need a common pid namespace for cross-memory reads, devices have to be passed "
+            "in, and limits are the container's",
             "docker run --pid=host --ipc=host --ulimit memlock=-1 --device=...",
             **facts,
         )
@@ -95,7 +95,7 @@ def allocator(host: Host) -> Iterable[Diagnosis]:
             yield warning(
                 f"{name}={text}",
                 "expandable segments are virtual memory in pieces; many drivers do not register it as one range",
-                "take expandable_segments:True out where device memory is registered, or allocate by CacheManager.allocate",
+                "take expandable_segments:True out where device memory is registered, or use CacheManager.allocate",
                 variable=name,
                 value=text,
             )
@@ -105,7 +105,7 @@ def allocator(host: Host) -> Iterable[Diagnosis]:
         yield ok("torch's allocators have no settings of their own")
 
 
-def fork(host: Host) -> Iterable[Diagnosis]:
+def start_method(host: Host) -> Iterable[Diagnosis]:
     """How Python starts processes: registered memory does not survive fork()."""
     method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     safe = [name for name in ("RDMAV_FORK_SAFE", "IBV_FORK_SAFE") if host.environ.get(name)]

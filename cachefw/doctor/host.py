@@ -10,7 +10,7 @@ import attrs
 
 from cachefw.catalog import Diagnosis, Health
 
-__all__ = ["Host", "broken", "note", "ok", "size", "unchecked", "warning"]
+__all__ = ["Host", "broken", "counted", "headline", "note", "ok", "size", "unchecked", "warning"]
 
 
 @attrs.frozen
@@ -67,6 +67,17 @@ def size(count: float) -> str:
             return f"{count:,.0f} {unit}" if unit == "bytes" or count == int(count) else f"{count:,.1f} {unit}"
         count /= 1024
     return f"{count:,.1f} TiB"
+
+
+def headline(text: str) -> str:
+    """The first line of a reason, without a list that it announces."""
+    first = text.partition("\n")[0]
+    return first.rpartition(". ")[0] if first.endswith(":") and ". " in first else first
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things in words, e.g. ``"1 file"`` or ``"3 files"``."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def ok(found: str, **facts: object) -> Diagnosis:

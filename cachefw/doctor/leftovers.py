@@ -13,7 +13,7 @@ from pathlib import Path
 import attrs
 
 from cachefw.catalog import Diagnosis, Health, Leftover
-from cachefw.doctor.host import Host, note, ok, size, warning
+from cachefw.doctor.host import Host, counted, ok, size, warning
 
 __all__ = ["Orphan", "clean", "leftovers", "orphans"]
 
@@ -62,7 +62,8 @@ def _used(host: Host) -> tuple[set[tuple[int, int]], set[str], list[str]]:
 def orphans(host: Host, known: Iterable[Leftover]) -> tuple[list[Orphan], list[str]]:
     """What is left behind, and the processes of this user that could not be looked at and may use it."""
     opened, mapped, hidden = _used(host)
-    own = [pid for pid in hidden if _uid(host, pid) in (os.geteuid(), None)]
+    # The first process is the machine's or container's own, and makes no segments.
+    own = [pid for pid in hidden if pid != "1" and _uid(host, pid) == os.geteuid()]
     found = []
     for leftover in known:
         for path in _matching(host, leftover.pattern):
@@ -100,15 +101,14 @@ def leftovers(host: Host, known: Iterable[Leftover]) -> Iterable[Diagnosis]:
         names = [str(orphan.path) for orphan in found]
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         yield warning(
-            f"{len(found)} files of shared memory, {size(total)}, are used by no process: {shown}",
+            f"{counted(len(found), 'file')} of shared memory, {size(total)}, used by no process: {shown}",
             f"left by processes that were killed ({', '.join(sorted({orphan.what for orphan in found}))})",
             "cachefw doctor --clean removes them",
             files=names,
             bytes=total,
         )
     elif hidden:
-        text = f"no leftovers are seen; {len(hidden)} processes of this user cannot be looked at"
-        yield note(text, hidden=hidden)
+        yield ok(f"no leftovers are seen; {counted(len(hidden), 'process id')} cannot be looked at", hidden=hidden)
     else:
         yield ok("no shared memory of dead processes is left behind", kinds=[kind.pattern for kind in kinds])
 
@@ -117,7 +117,9 @@ def clean(host: Host, known: Iterable[Leftover]) -> list[Diagnosis]:
     """Remove what is left behind, as long as it is still what was found. Nothing is removed while in doubt."""
     found, hidden = orphans(host, known)
     if found and hidden:
-        text = f"{len(found)} files were left alone: processes {', '.join(hidden)} may use them, and cannot be looked at"
+        text = (
+            f"{len(found)} files were left alone: processes {', '.join(hidden)} may use them, and cannot be looked at"
+        )
         return [Diagnosis("leftovers.clean", Health.NOT_CHECKED, text, "", "run it as root, or end those processes")]
     told = []
     for orphan in found:

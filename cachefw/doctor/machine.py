@@ -6,6 +6,7 @@ import os
 import platform
 import resource
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from cachefw.catalog import Diagnosis
 from cachefw.doctor.host import Host, note, ok, size, unchecked, warning
@@ -41,7 +42,7 @@ def memlock(host: Host) -> Iterable[Diagnosis]:
     status = host.fields("/proc/self/status")
     held = {name: int(status.get(name, "0 kB").split()[0]) * 1024 for name in ("VmLck", "VmPin")}
     exempt = _capable(status, 14)
-    facts = {"soft": soft, "hard": hard, "exempt": exempt, **held}
+    facts: dict[str, Any] = {"soft": soft, "hard": hard, "exempt": exempt, **held}
     limit = "unlimited" if soft is None else size(soft)
     text = f"RLIMIT_MEMLOCK is {limit}; locked {size(held['VmLck'])}, pinned {size(held['VmPin'])}"
     if soft is None or exempt:
@@ -94,7 +95,9 @@ def maps(host: Host) -> Iterable[Diagnosis]:
 
 def _meminfo(host: Host) -> dict[str, int]:
     rows = host.fields("/proc/meminfo")
-    return {name: int(value.split()[0]) * (1024 if value.endswith("kB") else 1) for name, value in rows.items() if value}
+    return {
+        name: int(value.split()[0]) * (1024 if value.endswith("kB") else 1) for name, value in rows.items() if value
+    }
 
 
 def free(host: Host) -> Iterable[Diagnosis]:
@@ -105,7 +108,7 @@ def free(host: Host) -> Iterable[Diagnosis]:
         yield unchecked("/proc/meminfo cannot be read", "mount /proc")
         return
     overcommit = host.number("/proc/sys/vm/overcommit_memory")
-    facts = {"total": total, "available": available, "overcommit": overcommit}
+    facts: dict[str, Any] = {"total": total, "available": available, "overcommit": overcommit}
     text = f"{size(available)} of {size(total)} are available"
     if overcommit == 2:
         meaning = "memory that is only reserved counts too, so that large mappings are refused early"
@@ -145,7 +148,7 @@ def cgroup(host: Host) -> Iterable[Diagnosis]:
         return
     most, used, where = min(found, key=lambda row: row[0] - (row[1] or 0))
     text = f"the control group allows {size(most)}, and {size(used or 0)} are used"
-    facts = {"limit": most, "used": used, "file": where}
+    facts: dict[str, Any] = {"limit": most, "used": used, "file": where}
     if used is not None and used > most * 0.9:
         yield warning(text, "the kernel ends processes at the limit", "raise it, or use less", **facts)
     else:
@@ -158,9 +161,11 @@ def huge_pages(host: Host) -> Iterable[Diagnosis]:
     total, left, page = (info.get(name, 0) for name in ("HugePages_Total", "HugePages_Free", "Hugepagesize"))
     base = "/sys/kernel/mm/transparent_hugepage"
     modes = {name: _chosen(host.read(f"{base}/{name}")) for name in ("enabled", "shmem_enabled")}
-    reserved = f"{left} of {total} reserved huge pages of {size(page)} are free" if total else "no huge pages are reserved"
+    reserved = (
+        f"{left} of {total} reserved huge pages of {size(page)} are free" if total else "no huge pages are reserved"
+    )
     text = f"{reserved}; transparent ones: {modes['enabled']}, in shared memory: {modes['shmem_enabled']}"
-    facts = {"total": total, "free": left, "page": page, **modes}
+    facts: dict[str, Any] = {"total": total, "free": left, "page": page, **modes}
     if modes["shmem_enabled"] in ("never", "deny") and not total:
         meaning = "shared memory is mapped in small pages, and a first transfer into it is slower"
         yield note(text, meaning, f"echo advise > {base}/shmem_enabled, or sysctl vm.nr_hugepages=N", **facts)
@@ -178,10 +183,10 @@ def shm(host: Host) -> Iterable[Diagnosis]:
     try:
         told = os.statvfs(host.path("/dev/shm"))  # noqa: S108 - only its size is asked for
     except OSError as error:
-        yield unchecked(f"/dev/shm cannot be looked at: {error.strerror}", "mount it")
+        yield unchecked(f"shared memory (/dev/shm) cannot be looked at: {error.strerror}", "mount it")
         return
     total, left = told.f_frsize * told.f_blocks, told.f_frsize * told.f_bavail
-    text = f"/dev/shm has {size(total)}, {size(left)} of them free"
+    text = f"shared memory (/dev/shm) has {size(total)}, {size(left)} of them free"
     facts = {"total": total, "free": left}
     fix = "docker run --shm-size=8g, or a memory-backed emptyDir at /dev/shm"
     if total <= 64 * 2**20:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import attrs
 
@@ -40,7 +41,7 @@ def network(host: Host) -> Iterable[Diagnosis]:
     # The loopback interface is always in the state "unknown".
     up = {name: row for name, row in found.items() if row["state"] == "up" or name == "lo"}
     text = ", ".join(f"{name} (MTU {row['mtu']})" for name, row in up.items())
-    facts = {"interfaces": found}
+    facts: dict[str, Any] = {"interfaces": found}
     mtus = {row["mtu"] for name, row in up.items() if name != "lo"}
     if not set(up) - {"lo"}:
         yield note(f"up: {text or 'none'}", "peers on other hosts are out of reach", **facts)
@@ -123,7 +124,9 @@ def ports(host: Host) -> Iterable[Diagnosis]:
             text = f"port {port} is taken by {' and '.join(by_port[port])}"
             yield broken(text, "a node cannot listen there", "end it, or listen on port 0, a free one", port=port)
         elif port < 1024 and os.geteuid():
-            yield warning(f"port {port} is free and needs a privilege", "ports below 1024 are root's", "take a higher one")
+            yield warning(
+                f"port {port} is free and needs a privilege", "ports below 1024 are root's", "take a higher one"
+            )
         else:
             yield ok(f"port {port} is free", port=port)
     if not host.ports:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import collections
 import re
+import signal
 from collections.abc import Iterable
 from importlib import metadata
 
 from cachefw.catalog import Diagnosis
 from cachefw.config import SETTINGS
-from cachefw.doctor.host import Host, broken, note, ok, unchecked, warning
+from cachefw.doctor.host import Host, broken, headline, note, ok, unchecked, warning
 from cachefw.doctor.variables import wrong_values, wrong_variables
 from cachefw.plugins import PluginState, catalogue
 
@@ -35,11 +36,13 @@ def packages(host: Host) -> Iterable[Diagnosis]:
         for file in dist.files or ():
             if file.suffix == ".py" and ".." not in file.parts:
                 owners[str(file)].add(name)
-    twice = {file: sorted(names) for file, names in owners.items() if len(names) > 1}
+    twice = {path: sorted(names) for path, names in owners.items() if len(names) > 1}
     if twice:
-        file, names = next(iter(twice.items()))
-        text = f"{len(twice)} files belong to several distributions, e.g. {file} to {' and '.join(names)}"
-        yield broken(text, "one has overwritten the other", f"pip uninstall {' '.join(names)}, then install one", **twice)
+        first, names = next(iter(twice.items()))
+        text = f"{len(twice)} files belong to several distributions, e.g. {first} to {' and '.join(names)}"
+        yield broken(
+            text, "one has overwritten the other", f"pip uninstall {' '.join(names)}, then install one", **twice
+        )
 
 
 _RELEASED = {"cachefw", "cachefw-host", "cachefw-ascendcl", "cachefw-hccs", "cachefw-rdma"}
@@ -56,7 +59,7 @@ def plugins(host: Host) -> Iterable[Diagnosis]:
         facts = {"plugin": name, "distribution": plugin.distribution, "version": plugin.version}
         facts |= {"state": plugin.state.value, "remark": plugin.remark}
         what = f"{name} of {plugin.distribution} {plugin.version}"
-        reason = plugin.reason.splitlines()[0] if plugin.reason else ""
+        reason = headline(plugin.reason)
         if plugin.state is PluginState.BROKEN:
             yield broken(
                 f"{what} is broken: {plugin.reason}",
@@ -74,18 +77,30 @@ def plugins(host: Host) -> Iterable[Diagnosis]:
             yield ok(f"{what} is {plugin.state.value}{remark}", **facts)
         now = _caught(host)
         if now & ~caught:
-            signals = ", ".join(str(number + 1) for number in range(64) if (now & ~caught) >> number & 1)
-            meaning = "a handler of its own can hide yours, or deadlock"
-            yield warning(f"loading {what} installed handlers of signals {signals}", meaning, "see its settings", **facts)
+            names = ", ".join(_signal(number + 1) for number in range(64) if (now & ~caught) >> number & 1)
+            meaning = (
+                "a program that has no handler of its own for it no longer ends by it, and one that has may lose it"
+            )
+            fix = "set the program's own handlers after its transports are open"
+            yield note(f"loading {what} installed a handler of {names}", meaning, fix, **facts)
         caught = now
     for name in wanted:
         if name not in catalogue.plugins():
             text = f"the transport {name!r} of CACHEFW_TRANSPORTS is not installed"
-            yield broken(text, "a node that names no transport cannot be made", f"pip install cachefw-{name}", plugin=name)
+            yield broken(
+                text, "a node that names no transport cannot be made", f"pip install cachefw-{name}", plugin=name
+            )
 
 
 def _caught(host: Host) -> int:
     return int(host.fields("/proc/self/status").get("SigCgt", "0") or "0", 16)
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def settings(host: Host) -> Iterable[Diagnosis]:
@@ -118,8 +133,8 @@ def libraries(host: Host) -> Iterable[Diagnosis]:
         if stem and stem[1] in _TWICE:
             copies[stem[1]].add(file)
     twice = {stem: sorted(paths) for stem, paths in copies.items() if len(paths) > 1}
-    for stem, paths in twice.items():
-        text = f"{stem} is loaded from {' and '.join(paths)}"
+    for name, paths in twice.items():
+        text = f"{name} is loaded from {' and '.join(paths)}"
         yield warning(text, "two copies in one process can hang or crash", "load one: see LD_LIBRARY_PATH", paths=paths)
     if not twice:
         yield ok("no library of a transport is loaded twice", loaded=sorted(copies))

@@ -11,6 +11,7 @@ from typing import Any
 from cachefw.cache import Cache
 from cachefw.errors import BrokenError, CacheError, NotFoundError
 from cachefw.links import messages
+from cachefw.links.answers import Answers
 from cachefw.links.aside import aside
 from cachefw.links.link import Link, LinkState
 from cachefw.links.reporting import ObservedChannel, Report
@@ -62,6 +63,7 @@ class Hub:
         self._on_report = on_report
         self._tasks: set[asyncio.Task[Any]] = set()
         self._arrivals: dict[bytes, list[asyncio.Future[Link]]] = {}
+        self._questions = Answers(manager)
         # Links whose tables are being exchanged.
         self._forming: set[Link] = set()
 
@@ -143,9 +145,19 @@ class Hub:
     def link_ended(self, link: Link) -> None:
         """Forget a link, and close its channel where that may block."""
         self._spawn(aside(link.channel.close))
+        if self._questions.lent(link):
+            self._spawn(aside(self._questions.take_back, link))
         if self.links.get(link.cluster_id) is link:
             del self.links[link.cluster_id]
             self._on_change(link)
+
+    def asked(self, link: Link, question: messages.Question) -> None:
+        """Answer beside the loop: it may register memory. Only links that are up get here."""
+        self._spawn(self._answer(link, question))
+
+    async def _answer(self, link: Link, question: messages.Question) -> None:
+        body = await aside(self._questions.to, link, question.what)
+        link.send(messages.Answer(question.serial, body))
 
     async def unlink(self, link: Link, reason: str) -> None:
         """Close one link on purpose, and wait until the peer's end is down too, unless the peer does not answer."""

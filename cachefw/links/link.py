@@ -54,6 +54,9 @@ class LinkOwner(Protocol):
     def notified(self, link: Link, payload: bytes) -> None:
         """The peer sent a notification."""
 
+    def asked(self, link: Link, question: messages.Question) -> None:
+        """The peer wants to know something. Called in the loop's thread."""
+
 
 class Link:
     """A link to one peer, for both directions. Made by `Node.link`, here or on the other side.
@@ -98,7 +101,7 @@ class Link:
         self._writer = writer
         self._table = PeerTable()
         self._serials = itertools.count(1)
-        self._answers: dict[int, asyncio.Future[None]] = {}
+        self._answers: dict[int, asyncio.Future[Any]] = {}
         #: Withdrawals that wait for transfers to settle: (serial, ids).
         self.draining: list[tuple[int, frozenset[int]]] = []
 
@@ -157,6 +160,15 @@ class Link:
             BrokenError: The peer is gone.
         """
         self._run(self.ask(messages.Sync, timeout=timeout))
+
+    def inquire(self, what: str, timeout: float | None = None) -> bytes:
+        """Ask the peer something about itself; see `cachefw.links.answers`.
+
+        Raises:
+            TransferTimeout: The peer did not answer within `timeout` seconds (None: the setting ``link_timeout``).
+            BrokenError: The peer is gone.
+        """
+        return bytes(self._run(self.ask(messages.Question, what, timeout=timeout)))
 
     # ------------------------------------------------------------------ moving
 
@@ -330,11 +342,11 @@ class Link:
     def _post_message(self, message: messages.Message) -> None:
         self._owner.loop.call_soon_threadsafe(self.send, message)
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._owner.loop).result()
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._owner.loop).result()
 
-    async def ask(self, question: Callable[..., messages.Message], *rest: Any, timeout: float | None = None) -> None:
-        """Send a question and wait for its answer.
+    async def ask(self, question: Callable[..., messages.Message], *rest: Any, timeout: float | None = None) -> Any:
+        """Send a question and wait for its answer: the body of an `Answer`, None for the others.
 
         Raises:
             TransferTimeout: There was none.
@@ -347,7 +359,7 @@ class Link:
         answer = self._answers[serial] = self._owner.loop.create_future()
         self.send(question(serial, *rest))
         try:
-            await asyncio.wait_for(answer, limit)
+            return await asyncio.wait_for(answer, limit)
         except asyncio.TimeoutError:
             raise TransferTimeout(
                 f"{self.peer_name} did not answer ({name}) within {limit:g} s",
@@ -374,10 +386,12 @@ class Link:
             self._forget(message)
         elif isinstance(message, messages.Sync):
             self.send(messages.Synced(message.serial))
-        elif isinstance(message, (messages.Withdrawn, messages.Synced)):
+        elif isinstance(message, (messages.Withdrawn, messages.Synced, messages.Answer)):
             answer = self._answers.get(message.serial)
             if answer is not None and not answer.done():
-                answer.set_result(None)
+                answer.set_result(message.body if isinstance(message, messages.Answer) else None)
+        elif isinstance(message, messages.Question):
+            self._owner.asked(self, message)
         elif isinstance(message, messages.Notify):
             self._owner.notified(self, message.payload)
         elif isinstance(message, messages.Goodbye):

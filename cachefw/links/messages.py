@@ -18,12 +18,14 @@ from cachefw.published import PublishedCache, PublishedMemory
 __all__ = [
     "PROTOCOL",
     "Accept",
+    "Answer",
     "Choose",
     "Goodbye",
     "Hello",
     "Message",
     "Notify",
     "Publish",
+    "Question",
     "Ready",
     "Refuse",
     "Sync",
@@ -131,13 +133,42 @@ class Notify(_Message):
     payload: bytes
 
 
+class Question(_Message):
+    """Asks a linked node something about itself: see `cachefw.links.answers`."""
+
+    serial: int
+    what: str
+
+
+class Answer(_Message):
+    """Answers `Question`, in JSON."""
+
+    serial: int
+    body: bytes
+
+
 class Goodbye(_Message):
     """The sender closes the link on purpose."""
 
     reason: str
 
 
-Message = Hello | Accept | Refuse | Choose | Ready | Publish | Withdraw | Withdrawn | Sync | Synced | Notify | Goodbye
+Message = (
+    Hello
+    | Accept
+    | Refuse
+    | Choose
+    | Ready
+    | Publish
+    | Withdraw
+    | Withdrawn
+    | Sync
+    | Synced
+    | Notify
+    | Question
+    | Answer
+    | Goodbye
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)

@@ -42,6 +42,8 @@ def cachefw_validate_memory(request: Request, transport: Transport | None) -> It
     """The rules of memory for RDMA, by profile."""
     if isinstance(transport, RdmaTransport):
         return transport.validate(request)
+    if request.dry:
+        return rules.check(request, Setup(dry=True, page=4096))
     with Machine() as machine:
         return rules.check(request, Setup(runtime=machine.runtime, obstacle=machine.obstacle))
 

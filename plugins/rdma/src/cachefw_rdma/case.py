@@ -118,6 +118,7 @@ class Setup:
         limits: Reads what may be pinned.
         loaded: Tells whether AscendCL is loaded in this process.
         page: Bytes of a page of host memory.
+        dry: Whether the request is a dry run, for which this process and machine say nothing.
     """
 
     runtime: Runtime | None = None
@@ -132,6 +133,7 @@ class Setup:
     limits: Callable[[], LockLimits] = lock_limits
     loaded: Callable[[], bool] = ascendcl_loaded
     page: int = mmap.PAGESIZE
+    dry: bool = False
 
 
 @attrs.define
@@ -152,7 +154,7 @@ class Case:
     @property
     def nics(self) -> int | None:
         """How many verbs devices are used; None when that is not known."""
-        if self.setup.nics is None and not self.setup.devices():
+        if self.setup.nics is None and not self.setup.dry and not self.setup.devices():
             return 0
         return self.setup.nics
 

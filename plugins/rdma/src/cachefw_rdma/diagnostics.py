@@ -40,8 +40,11 @@ _UCX: dict[str, tuple[Cause, ...]] = {
         Cause("the memory is not mapped, or not writable", "map it readable and writable", "", "register"),
     ),
     "UCS_ERR_UNSUPPORTED": (
-        Cause("this UCX was built without it; the wheel has no InfiniBand and no RoCE", "apt-get install libucx0",
-              "rdma.ucx"),
+        Cause(
+            "this UCX was built without it; the wheel has no InfiniBand and no RoCE",
+            "apt-get install libucx0",
+            "rdma.ucx",
+        ),
     ),
     "UCS_ERR_TIMED_OUT": (Cause("the peer hangs, or packets get lost", "cachefw doctor HOST:PORT", "network"),),
     "UCS_ERR_NOT_CONNECTED": (Cause("the peer's process is gone", "link again"),),
@@ -52,64 +55,114 @@ _UCX: dict[str, tuple[Cause, ...]] = {
     "UCS_ERR_CANCELED": (Cause("the transfer was cancelled", "nothing has to be done"),),
     "UCS_ERR_BUSY": (Cause("UCX is used by another thread in a way it does not allow", "report it"),),
     "UCS_ERR_EXCEEDS_LIMIT": (Cause("a limit of the card was passed", "register fewer, larger regions"),),
-}  # fmt: skip
+}
 
 #: One failure, many reasons: HIXL says 503900 whatever went wrong below it.
 _HIXL: dict[str, tuple[Cause, ...]] = {
     "HIXL_PARAM_INVALID": (
-        Cause("the other end runs another version of CANN, or other options", "install the same on both",
-              "ascendcl.library"),
-        Cause("an address was not registered, or after the peer had connected", "register first, then link", "",
-              "transfer"),
+        Cause(
+            "the other end runs another version of CANN, or other options",
+            "install the same on both",
+            "ascendcl.library",
+        ),
+        Cause(
+            "an address was not registered, or after the peer had connected",
+            "register first, then link",
+            "",
+            "transfer",
+        ),
         Cause("a region overlaps one that is registered", "register each range once", "", "register"),
     ),
     "HIXL_TIMEOUT": (
         Cause("the two ends started too far apart", "start both within the timeout, or wait longer", "", "link"),
-        Cause("the peer failed while connecting, which looks like a timeout from here", "read its log, too", "", "link"),
+        Cause(
+            "the peer failed while connecting, which looks like a timeout from here", "read its log, too", "", "link"
+        ),
         Cause("the devices' network loses packets", "ping device to device (hccn_tool)", "", "transfer"),
     ),
     "HIXL_NOT_CONNECTED": (Cause("the link was never made, or broke", "link again"),),
     "HIXL_UNSUPPORTED": (Cause("CANN, or the driver, is older than the feature", "upgrade", "ascendcl.library"),),
     "HIXL_RESOURCE_EXHAUSTED": (Cause("more transfers are under way than HIXL takes", "let some settle first"),),
     "HIXL_FAILED": (
-        Cause("one end takes HCCS and the other RoCE", "set HCCL_INTRA_ROCE_ENABLE alike on both",
-              "ascendcl.environment", "link"),
+        Cause(
+            "one end takes HCCS and the other RoCE",
+            "set HCCL_INTRA_ROCE_ENABLE alike on both",
+            "ascendcl.environment",
+            "link",
+        ),
         Cause("TLS is on at one end only", "set it alike on both (hccn_tool -tls)", "", "link"),
         Cause("the port is taken", "take another", "ports", "link"),
-        Cause("memory does not start where the page rule wants it: 2 MiB for device memory, a page for host memory",
-              "cachefw plan FILE --profile A2 says which", "", "register"),
-        Cause("host memory is of the wrong kind: aclrtMallocHost on A2 and A3, malloc on 950 and host cards",
-              "cachefw explain rdma.host_allocator", "", "register"),
+        Cause(
+            "memory does not start where the page rule wants it: 2 MiB for device memory, a page for host memory",
+            "cachefw plan FILE --profile A2 says which",
+            "",
+            "register",
+        ),
+        Cause(
+            "host memory is of the wrong kind: aclrtMallocHost on A2 and A3, malloc on 950 and host cards",
+            "cachefw explain rdma.host_allocator",
+            "",
+            "register",
+        ),
         Cause("it was registered in another instance, or after the link was made", "register first", "", "transfer"),
         Cause("the peer's memory was given back, and its key is stale", "link again", "", "transfer"),
-        Cause("the driver refused; its number is in HIXL's log, mostly 507899", "cachefw explain 507899",
-              "ascendcl.devices"),
+        Cause(
+            "the driver refused; its number is in HIXL's log, mostly 507899",
+            "cachefw explain 507899",
+            "ascendcl.devices",
+        ),
     ),
-}  # fmt: skip
+}
 
 _CODES: dict[str, tuple[str, tuple[Cause, ...]]] = {
-    "ucx.unavailable": ("no usable UCX library was found", (
-        Cause("it is not installed", "apt-get install libucx0 (has InfiniBand and RoCE)", "rdma.ucx"),)),
-    "ucx.refused": ("UCX could not be started with these settings", (
-        Cause("a setting, or a variable UCX_..., names what is not there", "`ucx_info -d`, `ucx_info -cf`",
-              "rdma.environment"),)),
-    "hixl.unavailable": ("no usable HIXL library was found", (
-        Cause("the toolkit's environment is not set, or CANN is older than 9", "source set_env.sh",
-              "ascendcl.library"),)),
-    "hixl.unknown_memory": ("the peer publishes memory that HIXL did not tell of when it connected", (
-        Cause("it was registered after the link was made", "register all memory first, then link"),)),
-    "peer.version": ("the two ends have different versions of the runtime, which do not understand each other", (
-        Cause("different releases of UCX are installed", "install the same on both", "rdma.ucx"),)),
-    "card.version": ("the peer's card has another format", (
-        Cause("different versions of cachefw-rdma", "install the same on both", "packages"),)),
-    "description.version": ("the peer describes its memory in another format", (
-        Cause("different versions of cachefw-rdma", "install the same on both", "packages"),)),
-}  # fmt: skip
+    "ucx.unavailable": (
+        "no usable UCX library was found",
+        (Cause("it is not installed", "apt-get install libucx0 (has InfiniBand and RoCE)", "rdma.ucx"),),
+    ),
+    "ucx.refused": (
+        "UCX could not be started with these settings",
+        (
+            Cause(
+                "a setting, or a variable UCX_..., names what is not there",
+                "`ucx_info -d`, `ucx_info -cf`",
+                "rdma.environment",
+            ),
+        ),
+    ),
+    "hixl.unavailable": (
+        "no usable HIXL library was found",
+        (
+            Cause(
+                "the toolkit's environment is not set, or CANN is older than 9", "source set_env.sh", "ascendcl.library"
+            ),
+        ),
+    ),
+    "hixl.unknown_memory": (
+        "the peer publishes memory that HIXL did not tell of when it connected",
+        (Cause("it was registered after the link was made", "register all memory first, then link"),),
+    ),
+    "peer.version": (
+        "the two ends have different versions of the runtime, which do not understand each other",
+        (Cause("different releases of UCX are installed", "install the same on both", "rdma.ucx"),),
+    ),
+    "card.version": (
+        "the peer's card has another format",
+        (Cause("different versions of cachefw-rdma", "install the same on both", "packages"),),
+    ),
+    "description.version": (
+        "the peer describes its memory in another format",
+        (Cause("different versions of cachefw-rdma", "install the same on both", "packages"),),
+    ),
+}
 
 _RULES: dict[str, tuple[Cause, ...]] = {
-    "rdma.product": (Cause("the chip is in no profile", "name the machine: the setting profile, or plan(profile=...)"),),
+    "rdma.product": (
+        Cause("the chip is in no profile", "name the machine: the setting profile, or plan(profile=...)"),
+    ),
     "rdma.host_allocator": (
-        Cause("an engine allocates its host pool with malloc or torch on A2 or A3", "CacheManager.allocate(kind=PINNED)"),
+        Cause(
+            "an engine allocates its host pool with malloc or torch on A2 or A3", "CacheManager.allocate(kind=PINNED)"
+        ),
         Cause("memory of aclrtMallocHost, and the card is the host's or the chip a 950", "allocate it with malloc"),
     ),
     "rdma.device_memory": (Cause("a device's tensor was declared host memory", "set placement=Placement.DEVICE"),),
@@ -118,7 +171,7 @@ _RULES: dict[str, tuple[Cause, ...]] = {
     "rdma.region_size": (Cause("one tensor is larger than a card takes", "register it in several regions"),),
     "rdma.pages": (Cause("malloc gives memory that does not start on a page", "cachefw.aligned_empty"),),
     "rdma.host_limit": (Cause("HDK before 25.5 maps host memory in small pages", "upgrade HDK", "ascendcl.devices"),),
-}  # fmt: skip
+}
 
 
 def _entries() -> Iterable[Entry]:
@@ -131,9 +184,12 @@ def _entries() -> Iterable[Entry]:
         yield Entry(code, "code", title, TRANSPORT, causes=causes)
     yield from rule_entries(rules.RULES, TRANSPORT, _RULES)
     yield Entry(
-        library.VARIABLE, "setting", "path of libucp.so.0; unset: the loader, then the wheel libucx", "cachefw-rdma",
+        library.VARIABLE,
+        "setting",
+        "path of libucp.so.0; unset: the loader, then the wheel libucx",
+        "cachefw-rdma",
         text="default: unset",
-    )  # fmt: skip
+    )
     try:
         from .hixl.library import VARIABLE
         from .hixl.rules import RULES
@@ -154,7 +210,7 @@ def _ucx() -> Iterable[Diagnosis]:
     try:
         found = library.open_library()
     except CacheError as error:
-        text = str(error).splitlines()[0]
+        text = str(error).partition(". Tried")[0]
         health = Health.BROKEN if verbs_devices() else Health.NOTE
         meaning = "network cards are there and cannot be used" if verbs_devices() else "this transport cannot be used"
         yield Diagnosis("", health, text, meaning, "apt-get install libucx0", {"error": str(error)})
@@ -183,7 +239,11 @@ def _devices() -> Iterable[Diagnosis]:
     if closed or not Path("/dev/infiniband").exists():
         what = ", ".join(closed) or "/dev/infiniband"
         yield Diagnosis(
-            "", Health.BROKEN, f"{what} cannot be opened", "no card can be used", "--device=/dev/infiniband, or the group"
+            "",
+            Health.BROKEN,
+            f"{what} cannot be opened",
+            "no card can be used",
+            "--device=/dev/infiniband, or the group",
         )
     for name in names:
         for port in sorted((_VERBS / name / "ports").glob("*")):
@@ -204,7 +264,9 @@ def _mtu(device: Path) -> str:
 
 def _environment() -> Iterable[Diagnosis]:
     mine = library.DEFAULTS
-    given = {name: text for name, text in sorted(os.environ.items()) if name.startswith("UCX_") and mine.get(name) != text}
+    given = {
+        name: text for name, text in sorted(os.environ.items()) if name.startswith("UCX_") and mine.get(name) != text
+    }
     shown = ", ".join(f"{name}={value}" for name, value in given.items()) or "none"
     meaning = "both ends of a link need the same" if given else ""
     text = f"variables of UCX: {shown}"

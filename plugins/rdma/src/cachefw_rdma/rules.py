@@ -37,6 +37,9 @@ def _product(case: Case) -> Iterable[Finding]:
 
 def _made(case: Case, region: MemoryRegion) -> tuple[PointerKind | None, str]:
     """How host memory was made, None for partly one way, and who says so. Asked, never guessed."""
+    if case.setup.dry:
+        pinned = region.kind is MemoryKind.PINNED
+        return PointerKind.RUNTIME_HOST if pinned else PointerKind.ORDINARY_HOST, "as it is declared"
     ours = case.setup.allocated(region.address, region.length)
     if ours is not None:
         made = PointerKind.RUNTIME_HOST if ours is MemoryKind.PINNED else PointerKind.ORDINARY_HOST
@@ -134,6 +137,10 @@ def _memlock(case: Case) -> Iterable[Finding]:
     if not places or nics == 0:
         yield say(Outcome.OK, "no verbs device is used for this memory; nothing is pinned")
         return
+    if case.setup.dry:
+        text = "what may be pinned on the machine that is meant is not known"
+        yield from unchecked(places, text, "look at `ulimit -l` there, or run `cachefw doctor` there")
+        return
     need = sum((-(-region.end // page) - region.address // page) * page for _, region in places)
     try:
         now = case.setup.limits()
@@ -172,6 +179,10 @@ def _mappings() -> list[tuple[int, int, str]]:
 def _access(case: Case) -> Iterable[Finding]:
     places = list(case.regions(device=False))
     if not places:
+        return
+    if case.setup.dry:
+        fix = "CacheManager.plan() in the process that has the memory checks it"
+        yield from unchecked(places, "the addresses are made up; whether the memory is mapped is not known", fix)
         return
     try:
         table = _mappings()
@@ -262,6 +273,7 @@ def _host_limit(case: Case) -> Iterable[Finding]:
         return
     new = sum(region.length for _, region in places)
     before = case.setup.registered_host_bytes
+    before = case.request.registered_host_bytes if before is None else before
     # What is registered already may be device memory as far as is known.
     low, high = (new, new + case.request.registered_bytes) if before is None else (new + before, new + before)
     version = tuple(int(part) for part in case.choice.hdk.split(".") if part)

@@ -13,7 +13,16 @@ from cachefw.errors import (
     TransportUnavailable,
 )
 
-__all__ = ["NAMES", "TRANSPORT", "advice_of", "connect_error", "name_of", "open_error", "register_error", "transfer_error"]
+__all__ = [
+    "NAMES",
+    "TRANSPORT",
+    "advice_of",
+    "connect_error",
+    "name_of",
+    "open_error",
+    "register_error",
+    "transfer_error",
+]
 
 TRANSPORT = "rdma"
 

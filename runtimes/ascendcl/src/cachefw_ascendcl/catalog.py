@@ -19,27 +19,42 @@ _OWNER = "AscendCL"
 
 #: Why a number comes, the likeliest first. What the kernel's driver refuses is always 507899, whatever the reason.
 _CAUSES: dict[str, tuple[Cause, ...]] = {
-    "ACL_ERROR_INVALID_PARAM": (Cause("a pointer is NULL, a size 0, or a reserved argument not 0", "correct the call"),),
-    "ACL_ERROR_UNINITIALIZE": (Cause("aclInit was not called, or aclFinalize was, by another library", "keep a Runtime"),),
+    "ACL_ERROR_INVALID_PARAM": (
+        Cause("a pointer is NULL, a size 0, or a reserved argument not 0", "correct the call"),
+    ),
+    "ACL_ERROR_UNINITIALIZE": (
+        Cause("aclInit was not called, or aclFinalize was, by another library", "keep a Runtime"),
+    ),
     "ACL_ERROR_COMPILING_STUB_MODE": (
-        Cause("the toolkit's library for linking was found before the runtime's", "source set_env.sh of the runtime; "
-              "take .../stub out of LD_LIBRARY_PATH", "ascendcl.library"),
+        Cause(
+            "the toolkit's library for linking was found before the runtime's",
+            "source set_env.sh of the runtime; take .../stub out of LD_LIBRARY_PATH",
+            "ascendcl.library",
+        ),
     ),
     "ACL_ERROR_RT_PARAM_INVALID": (
         Cause("more bytes than the destination holds, or an address where nothing is allocated", "check the lengths"),
         Cause("a list of importers of 0 or more than 31 processes", "close links, or open with any_process"),
     ),
     "ACL_ERROR_RT_INVALID_DEVICEID": (
-        Cause("the number counts all devices, and this process sees some of them", "count among the visible ones: "
-              "ASCEND_RT_VISIBLE_DEVICES", "ascendcl.environment"),
-        Cause("the device is not passed into the container", "--device=/dev/davinci0 and its managers", "ascendcl.devices"),
+        Cause(
+            "the number counts all devices, and this process sees some of them",
+            "count among the visible ones: ASCEND_RT_VISIBLE_DEVICES",
+            "ascendcl.environment",
+        ),
+        Cause(
+            "the device is not passed into the container", "--device=/dev/davinci0 and its managers", "ascendcl.devices"
+        ),
     ),
     "ACL_ERROR_RT_CONTEXT_NULL": (
         Cause("the calling thread has no context: it is another one than set the device", "use bound() in that thread"),
     ),
     "ACL_ERROR_RT_FEATURE_NOT_SUPPORT": (
-        Cause("the driver or CANN is older than the feature: fabric memory needs HDK 26.0.0 and CANN 9.0.0",
-              "upgrade", "ascendcl.library"),
+        Cause(
+            "the driver or CANN is older than the feature: fabric memory needs HDK 26.0.0 and CANN 9.0.0",
+            "upgrade",
+            "ascendcl.library",
+        ),
         Cause("an asynchronous copy from host to host memory", "copy it with the CPU"),
     ),
     "ACL_ERROR_RT_MEMORY_ALLOCATION": (
@@ -61,43 +76,78 @@ _CAUSES: dict[str, tuple[Cause, ...]] = {
         Cause("the peer's process or device failed in the middle of a copy", "look at the peer, then link again"),
     ),
     "ACL_ERROR_RT_DRV_INTERNAL_ERROR": (
-        Cause("memory to be shared does not start on a page of its own: a multiple of 2 MiB for huge pages",
-              "align it; CacheManager.allocate does. `cachefw explain hccs.alignment`", "", "register", "device"),
-        Cause("the process is not on the list of importers of the memory", "link first, so that it gets listed",
-              "", "transfer", "device"),
-        Cause("the process that shared the memory is gone, or took it back", "link again", "", "transfer", "device"),
-        Cause("the range goes past its allocation, or is no device memory", "check address and shape", "", "register",
-              "device"),
-        Cause("host memory to be registered does not start on a page, or overlaps", "align it to 4 KiB", "", "register",
-              "host"),
-        Cause("the driver does not fit CANN, or the container lacks a device node", "see the kernel's log (dmesg)",
-              "ascendcl.devices"),
+        Cause(
+            "memory to be shared does not start on a page of its own: a multiple of 2 MiB for huge pages",
+            "align it; CacheManager.allocate does. `cachefw explain hccs.alignment`",
+            "",
+            "register",
+            "device memory",
+        ),
+        Cause(
+            "the process is not on the list of importers of the memory",
+            "link first, so that it gets listed",
+            "",
+            "transfer",
+            "device memory",
+        ),
+        Cause(
+            "the process that shared the memory is gone, or took it back", "link again", "", "transfer", "device memory"
+        ),
+        Cause(
+            "the range goes past its allocation, or is no device memory",
+            "check address and shape",
+            "",
+            "register",
+            "device memory",
+        ),
+        Cause(
+            "host memory to be registered does not start on a page, or overlaps",
+            "align it to 4 KiB",
+            "",
+            "register",
+            "host memory",
+        ),
+        Cause(
+            "the driver does not fit CANN, or the container lacks a device node",
+            "see the kernel's log (dmesg)",
+            "ascendcl.devices",
+        ),
     ),
     "ACL_ERROR_RT_HOST_MEMORY_ALREADY_REGISTERED": (
         Cause("two parts of the program register the same host memory", "register it once and share it"),
     ),
     "ACL_ERROR_RT_HOST_MEMORY_NOT_REGISTERED": (Cause("it was given back already", "unregister once"),),
-}  # fmt: skip
+}
 
 _CODES: dict[str, tuple[str, tuple[Cause, ...]]] = {
     "acl.unavailable": (
         "no usable AscendCL library was found",
-        (Cause("the toolkit's environment is not set", "source set_env.sh", "ascendcl.library"),
-         Cause("there is no NPU here", "CACHEFW_ASCENDCL=simulator works without one", "ascendcl.devices")),
+        (
+            Cause("the toolkit's environment is not set", "source set_env.sh", "ascendcl.library"),
+            Cause("there is no NPU here", "CACHEFW_ASCENDCL=simulator works without one", "ascendcl.devices"),
+        ),
     ),
-    "acl.missing": ("the open library lacks a function", (Cause("its CANN is older than the call", "upgrade CANN",
-                                                                "ascendcl.library"),)),
+    "acl.missing": (
+        "the open library lacks a function",
+        (Cause("its CANN is older than the call", "upgrade CANN", "ascendcl.library"),),
+    ),
     "acl.closed": ("no AscendCL library is open in this process", (Cause("the last Runtime was closed", "keep one"),)),
     "acl.uninitialised": ("AscendCL is not initialised", (Cause("another library finalised it", "keep a Runtime"),)),
-    "acl.stub": ("the library is the toolkit's for linking only", (Cause("LD_LIBRARY_PATH has .../stub first",
-                                                                        "take it out", "ascendcl.library"),)),
+    "acl.stub": (
+        "the library is the toolkit's for linking only",
+        (Cause("LD_LIBRARY_PATH has .../stub first", "take it out", "ascendcl.library"),),
+    ),
     "acl.no_context": ("the calling thread has no context", (Cause("it did not set a device", "use bound()"),)),
     "acl.no_device": ("there is no device", (Cause("none is visible here", "pass it in", "ascendcl.devices"),)),
-    "acl.forked": ("the object belongs to the parent of this process", (Cause("the process was forked",
-                                                                          "start processes with spawn", "fork"),)),
-    "acl.no_soc_name": ("the runtime does not say what chip this is", (Cause("the driver does not answer",
-                                                                         "see dmesg", "ascendcl.devices"),)),
-}  # fmt: skip
+    "acl.forked": (
+        "the object belongs to the parent of this process",
+        (Cause("the process was forked", "start processes with spawn", "fork"),),
+    ),
+    "acl.no_soc_name": (
+        "the runtime does not say what chip this is",
+        (Cause("the driver does not answer", "see dmesg", "ascendcl.devices"),),
+    ),
+}
 
 _SETTING = Entry(
     VARIABLE,
@@ -110,7 +160,9 @@ _SETTING = Entry(
 
 def _entries() -> Iterable[Entry]:
     for number, (name, text) in meanings().items():
-        yield Entry(str(number), "status", text, _OWNER, (name,), _CAUSES.get(name, ()), "acl_base_rt.h; the driver's map")
+        yield Entry(
+            str(number), "status", text, _OWNER, (name,), _CAUSES.get(name, ()), "acl_base_rt.h; the driver's map"
+        )
     for code, (title, causes) in _CODES.items():
         yield Entry(code, "code", title, "cachefw-ascendcl", causes=causes)
 
@@ -134,7 +186,7 @@ def _library() -> Iterable[Diagnosis]:
         there = bool(_nodes())
         health = Health.BROKEN if there else Health.NOTE
         meaning = "devices are there, and cannot be used" if there else "this machine has no NPU that cachefw can use"
-        text = str(error).splitlines()[0]
+        text = str(error).partition(". Tried")[0]
         yield Diagnosis("", health, text, meaning, f"source set_env.sh, or set {VARIABLE}", {"error": str(error)})
         return
     text = f"{library}, {library.device_count} devices" + (f" of {facts['soc']}" if facts["soc"] else "")
