@@ -254,6 +254,18 @@ def test_a_plugin_whose_hook_fails_is_named(hook, said) -> None:
     assert plugin.distribution in told.found
 
 
+def test_an_error_can_be_read_though_a_plugin_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Bad:
+        @staticmethod
+        def cachefw_diagnostics() -> Diagnostics:
+            raise RuntimeError("no")
+
+    monkeypatch.setattr(catalog, "_modules", {"bad": Bad, "worse": object(), **catalog._modules})
+    assert errors.BrokenError("?", code="nobody.knows").entry is None
+    catalogue.get("host")
+    assert errors.BrokenError("denied", code="cma.denied").entry is not None
+
+
 def test_a_plugin_without_the_hook_knows_nothing() -> None:
     plugin = catalogue.get("host")
     module, plugin.module = plugin.module, object()

@@ -88,7 +88,8 @@ def test_python_m_is_the_same_program() -> None:
     ("arguments", "said"),
     [
         (["dmeo"], "did you mean demo?"),
-        (["zzz"], "there are demo, new-transport"),
+        (["dotcor"], "did you mean doctor?"),
+        (["zzz"], "; there are config, demo, "),
         (["demo", "--model", "llama"], "did you mean llama-3.1-8b?"),
         (["demo", "--model", "zzz"], "there are llama-3.1-8b, qwen2.5-7b, deepseek-v3"),
         (["demo", "--tokens", "15"], "15 is less than one block of llama-3.1-8b, which holds 16 tokens"),
@@ -112,6 +113,7 @@ def test_refusals_exit_1_without_traceback(monkeypatch: pytest.MonkeyPatch) -> N
     assert result.exit_code == 1
     assert result.output.startswith("error: transport 'zzz' is not installed")
     assert "Traceback" not in result.output
+    assert "cachefw explain transport.not_installed has likely causes" in result.output
     monkeypatch.setenv("CACHEFW_DEBUG", "1")
     assert "TransportUnavailable" in repr(call("demo", "--transport", "zzz").exception)
 

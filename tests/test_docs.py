@@ -6,6 +6,7 @@ import doctest
 import importlib
 import inspect
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,10 +14,16 @@ from pathlib import Path
 
 import attrs
 import pytest
+from click.testing import CliRunner
 
 from cachefw import hookspecs
+from cachefw.catalog import Entry
+from cachefw.cli import main
+from cachefw.cli.description import read
 from cachefw.config import SETTINGS
 from cachefw.core_rules import CACHE_RULES, MEMORY_RULES
+from cachefw.diagnostics import everything
+from cachefw.doctor import host_checks
 from cachefw.plugins import catalogue
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -161,3 +168,91 @@ def test_examples_of_the_hooks_run(name: str) -> None:
     (found,) = doctest.DocTestFinder(recurse=False).find(getattr(hookspecs, name), name, module=hookspecs)
     assert found.examples
     assert doctest.DocTestRunner().run(found).failed == 0
+
+
+# ---------------------------------------------------------------------- errors, settings, doctor, planning
+
+KNOWN = everything()
+OWNERS = {entry.owner for entry in KNOWN.entries}
+
+
+def entries_of(sort: str, owner: str) -> list[Entry]:
+    return [entry for entry in KNOWN.entries if (entry.sort, entry.owner) == (sort, owner)]
+
+
+def code_tables() -> dict[str, list[tuple[str, str]]]:
+    """The tables of codes, by the first code in each."""
+    tables = re.findall(
+        r"^\| code \| meaning \|\n\|---\|---\|\n((?:\|.*\|\n)+)", (DOCS / "errors.md").read_text(), re.MULTILINE
+    )
+    found = [re.findall(r"^\| `([\w.]+)` \| (.+) \|$", table, re.MULTILINE) for table in tables]
+    return {rows[0][0]: rows for rows in found}
+
+
+@pytest.mark.parametrize("owner", ["cachefw", "host", "hccs", "rdma", "cachefw-ascendcl"])
+def test_every_code_has_its_row(owner: str) -> None:
+    if owner not in OWNERS:
+        pytest.skip(f"{owner} is not installed")
+    wanted = [(entry.name, entry.title) for entry in entries_of("code", owner)]
+    assert code_tables()[wanted[0][0]] == wanted
+
+
+@pytest.mark.parametrize("owner", ["LLM-DataDist", "AscendCL", "HIXL", "UCX"])
+def test_every_status_has_its_row(owner: str) -> None:
+    if owner not in OWNERS:
+        pytest.skip(f"nobody is installed who knows {owner}")
+    rows = re.findall(r"^\| (-?\d+) \| `(\w+)` \| (.+) \|$", (DOCS / "errors.md").read_text(), re.MULTILINE)
+    wanted = [(entry.name, entry.aliases[0], entry.title) for entry in entries_of("status", owner)]
+    assert [row for row in rows if row in wanted] == wanted
+
+
+def test_errors_md_has_no_row_too_many() -> None:
+    if len(OWNERS) < 8:
+        pytest.skip("not every plugin of this repository is installed")
+    text = (DOCS / "errors.md").read_text()
+    codes, names = (
+        re.findall(r"^\| `([\w.]+)` \|", text, re.MULTILINE),
+        re.findall(r"^\| -?\d+ \| `(\w+)`", text, re.MULTILINE),
+    )
+    assert len(codes) == sum(entry.sort == "code" for entry in KNOWN.entries)
+    assert len(names) == sum(entry.sort == "status" for entry in KNOWN.entries)
+
+
+def test_every_setting_has_its_row() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| `(.+?)` \| (.+) \|$", (DOCS / "settings.md").read_text(), re.MULTILINE)
+    own = [
+        (entry.name, entry.text.removeprefix("default: "), entry.title) for entry in entries_of("setting", "cachefw")
+    ]
+    assert [row for row in rows if not row[1].startswith("cachefw-")] == own
+    others = [(entry.name, entry.owner, entry.title) for entry in KNOWN.entries if entry.sort == "setting"]
+    assert {row for row in others if row[1] != "cachefw"} <= set(rows)
+
+
+def test_every_check_has_its_row() -> None:
+    rows = re.findall(r"^\| `([\w.]+)` \| (.+) \|$", (DOCS / "doctor.md").read_text(), re.MULTILINE)
+    names = {check.name: check.title for check in host_checks(KNOWN) if check.name not in KNOWN.checks}
+    assert rows == list(names.items())
+    for name in KNOWN.checks:
+        assert f"`{name}`" in (DOCS / "doctor.md").read_text()
+
+
+@pytest.mark.parametrize("page", ["planning.md"])
+def test_commands_print_what_the_page_says(page: str) -> None:
+    """A line may say more; the lines of the page stand in the output, in one piece."""
+    blocks = re.findall(r"^```console\n\$ cachefw (.+)\n(.*?)```$", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
+    assert blocks
+    for command, printed in blocks:
+        if "hccs" in command and "hccs" not in catalogue.plugins():
+            pytest.skip("cachefw-hccs is not installed")
+        result = CliRunner(env={"COLUMNS": "80"}).invoke(main, shlex.split(command))
+        assert printed in result.output
+
+
+def test_the_description_of_the_page_is_one(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    (text,) = re.findall(r"^```yaml\n(.*?)```$", (DOCS / "planning.md").read_text(), re.DOTALL | re.MULTILINE)
+    path = tmp_path / "page.yaml"
+    path.write_text(text)
+    described = read(path)
+    assert (described.profile, len(described.memories), len(described.caches)) == ("A2", 1, 1)
+    assert described.caches[0].addrs[1] == 0x12D6371B8000 + 0x2000000

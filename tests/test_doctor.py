@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+import cachefw
 from cachefw.catalog import Check, Diagnosis, Health, Leftover
 from cachefw.cli import main
 from cachefw.diagnostics import everything
@@ -24,6 +25,8 @@ from cachefw.doctor.host import counted, headline, size
 from cachefw.plugins import PluginState, catalogue
 
 SECONDS = 60
+# `python -m` imports from the folder it starts in: that of the package under test.
+HOME = Path(cachefw.__file__).resolve().parents[1]
 
 
 def doctor(*arguments: str, **environ: str) -> Result:
@@ -93,6 +96,7 @@ def test_a_terminal_sees_progress_and_a_pipe_does_not(tmp_path: Path) -> None:
         stdout=subprocess.DEVNULL,
         stderr=slave,
         env={**os.environ, "TERM": "xterm"},
+        cwd=HOME,
     ) as process:
         os.close(slave)
         seen = b""
@@ -107,7 +111,12 @@ def test_a_terminal_sees_progress_and_a_pipe_does_not(tmp_path: Path) -> None:
         process.wait(SECONDS)
     assert b"looking" in seen or b" of " in seen
     done = subprocess.run(
-        [sys.executable, "-m", "cachefw", "doctor"], capture_output=True, text=True, timeout=SECONDS, check=False
+        [sys.executable, "-m", "cachefw", "doctor"],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+        cwd=HOME,
     )
     assert done.stderr == ""
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+import cachefw
 from cachefw import BlocksCacheKey, CacheDesc, DataType, Node, Placement
 from cachefw.catalog import Health
 from cachefw.cli import main
@@ -22,6 +23,7 @@ from cachefw.links import answers
 from cachefw.links.link import Link
 
 SECONDS = 60
+HOME = Path(cachefw.__file__).resolve().parents[1]
 NODE = """
 import sys
 import time
@@ -44,7 +46,7 @@ with Node(7, listen="127.0.0.1:0", transports=["host"]) as node:
 @pytest.fixture
 def node() -> Iterator[tuple[str, subprocess.Popen[str]]]:
     with subprocess.Popen(
-        [sys.executable, "-c", NODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", NODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HOME
     ) as process:
         try:
             assert process.stdout is not None

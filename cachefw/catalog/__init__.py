@@ -242,13 +242,21 @@ def contribute(name: str, module: Any) -> None:
 
 def lookup(name: str) -> Entry | None:
     """The entry of a code, from the core and from the plugins that are loaded; None when there is none."""
-    found = find(core_entries(), name)
-    for module in list(_modules.values()):
-        hook = None if found else getattr(module, "cachefw_diagnostics", None)
+    for entries in (core_entries, *(functools.partial(_entries_of, module) for module in list(_modules.values()))):
+        found = find(entries(), name)
+        if found:
+            return found[0]
+    return None
+
+
+def _entries_of(module: Any) -> tuple[Entry, ...]:
+    hook = getattr(module, "cachefw_diagnostics", None)
+    try:
         made = hook() if callable(hook) else None
-        if isinstance(made, Diagnostics):
-            found = find(made.entries, name)
-    return found[0] if found else None
+    except Exception:
+        # Somebody wants to read an error, and must not get another instead; the doctor says that the hook fails.
+        return ()
+    return made.entries if isinstance(made, Diagnostics) else ()
 
 
 def numbers(text: str) -> set[str]:

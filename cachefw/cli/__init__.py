@@ -63,6 +63,8 @@ class _Main(click.Group):
                 raise
             click.secho("error:", fg="red", bold=True, err=True, nl=False)
             click.echo(f" {error}", err=True)
+            if error.entry is not None and error.entry.causes:
+                click.echo(f"cachefw explain {error.code} has likely causes.", err=True)
             ctx.exit(1)
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)

@@ -14,9 +14,9 @@ from cachefw.diagnostics import Knowledge, everything
 from cachefw.doctor import guards, leftovers, machine, network, software
 from cachefw.doctor.host import Host
 
-__all__ = ["Host", "examine", "exit_code", "host_checks"]
+__all__ = ["CORE_CHECKS", "Host", "examine", "exit_code", "host_checks"]
 
-_CHECKS: tuple[tuple[str, str, Callable[[Host], Iterable[Diagnosis]]], ...] = (
+CORE_CHECKS: tuple[tuple[str, str, Callable[[Host], Iterable[Diagnosis]]], ...] = (
     ("system", "kernel and Python", machine.system),
     ("packages", "what is installed", software.packages),
     ("settings", "settings of the environment", software.settings),
@@ -48,7 +48,7 @@ def host_checks(known: Knowledge | None = None, host: Host | None = None) -> lis
     """
     known = everything() if known is None else known
     host = Host() if host is None else host
-    checks = [Check(name, title, functools.partial(run, host)) for name, title, run in _CHECKS]
+    checks = [Check(name, title, functools.partial(run, host)) for name, title, run in CORE_CHECKS]
     left = functools.partial(leftovers.leftovers, host, known.leftovers)
     checks.append(Check("leftovers", "leftovers in shared memory", left))
     return [*checks, *known.checks.values()]

@@ -278,6 +278,7 @@ def _describe(transport: Any) -> Mapping[str, str]:
     used = getattr(provider, "library", None)
     version = getattr(used, "version", None)
     return {
+        "profile": transport.profile,
         "provider": getattr(provider, "name", "none"),
         "library": ".".join(map(str, version)) if version else str(used or "unknown"),
         "verbs devices": ", ".join(verbs_devices()) or "none",

@@ -14,6 +14,7 @@ from cachefw.transport import Batch, Channel, RegisteredMemory, Session, Transpo
 from . import rules
 from .case import Machine, Setup
 from .descriptors import check_descriptors
+from .profiles import Way, choose
 from .provider import DEFAULT, Provider, make_provider, own_findings
 from .status import TRANSPORT
 
@@ -82,10 +83,7 @@ class RdmaTransport(Transport):
     def validate(self, request: Request) -> list[Finding]:
         """What the rules say of memory, for this machine and the open provider."""
         provider = self._open("validate")
-        with self._lock:
-            machine = self._machine
-            if machine is None:
-                machine = self._machine = Machine(device=provider.device)
+        machine = self._known_machine(provider)
         setup = Setup(
             runtime=machine.runtime,
             obstacle=machine.obstacle,
@@ -94,6 +92,18 @@ class RdmaTransport(Transport):
             ways=provider.ways(copies=machine.device is not None),
         )
         return [*rules.check(request, setup), *own_findings(provider, request, setup)]
+
+    def _known_machine(self, provider: Provider) -> Machine:
+        with self._lock:
+            if self._machine is None:
+                self._machine = Machine(device=provider.device)
+            return self._machine
+
+    @property
+    def profile(self) -> str:
+        """The name of the profile whose rules hold, while it is open."""
+        machine = self._known_machine(self._open("profile"))
+        return choose(machine.runtime, self._profile, machine.obstacle).profile.name
 
     def register(self, region: MemoryRegion) -> RegisteredMemory:
         """Make it known to the network card."""
