@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
-from collections.abc import Iterator
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from cachefw.core_rules import CACHE_RULES, MEMORY_RULES
 from cachefw.diagnostics import everything, of
 from cachefw.doctor import host_checks
 from cachefw.plugins import catalogue
+from cachefw.testing.codes import codes_in, lacking_codes
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = {
@@ -31,63 +31,18 @@ KNOWN = everything()
 CODES = {entry.name for entry in KNOWN.entries if entry.sort in ("code", "rule")}
 
 
-def strings(node: ast.expr | None) -> Iterator[str]:
-    """The texts that an expression can be, a part that is computed as ``*``."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield node.value
-    elif isinstance(node, ast.JoinedStr):
-        yield "".join(part.value if isinstance(part, ast.Constant) else "*" for part in node.values)
-    elif isinstance(node, ast.IfExp):
-        yield from (*strings(node.body), *strings(node.orelse))
-    elif isinstance(node, ast.BoolOp):
-        yield from (text for value in node.values for text in strings(value))
-
-
-def assigned(node: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """(target, value) of an assignment, tuples taken apart."""
-    pairs = []
-    if isinstance(node, ast.Assign):
-        pairs = [(target, node.value) for target in node.targets]
-    elif isinstance(node, ast.AnnAssign) and node.value is not None:
-        pairs = [(node.target, node.value)]
-    for target, value in pairs:
-        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-            yield from zip(target.elts, value.elts, strict=True)
-        else:
-            yield target, value
-
-
-def codes_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Every code that a file gives to an error: an argument or a variable ``code``, or a ``default_code``."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call):
-            yield from (
-                (node.lineno, text) for word in node.keywords if word.arg == "code" for text in strings(word.value)
-            )
-        elif isinstance(node, ast.stmt):
-            for target, value in assigned(node):
-                if isinstance(target, ast.Name) and target.id in ("code", "default_code"):
-                    yield from ((node.lineno, text) for text in strings(value))
-
-
 def raised() -> dict[str, str]:
     """Every code in the source, with one place."""
     found = {}
     for folder, files in SOURCES.items():
         for path in files:
             if SILENT.isdisjoint(path.relative_to(folder).parts):
-                found.update({code: f"{path.relative_to(ROOT)}:{line}" for line, code in codes_of(path)})
+                found.update((code, f"{path.relative_to(ROOT)}:{line}") for line, code in codes_in(path.read_text()))
     return found
 
 
 def fits(code: str, pattern: str) -> bool:
     return re.fullmatch(re.escape(pattern).replace(r"\*", r"[\w]+"), code) is not None
-
-
-def installed(folder: Path) -> bool:
-    """Whether what is in a folder of the checkout can be asked."""
-    name = folder.name.removeprefix("cachefw_")
-    return name in ("cachefw", *catalogue.plugins()) or bool(list(ROOT.glob(f"runtimes/{name}")))
 
 
 @pytest.mark.skipif(len(catalogue.plugins()) < 3, reason="not every plugin of this repository is installed")
@@ -125,15 +80,26 @@ def test_every_entry_of_a_code_is_given_by_somebody() -> None:
     assert not stale
 
 
-def test_codes_are_found_in_every_form() -> None:
-    source = 'E(code=f"a.{x}")\ncode = "b" if y else "c"\ncode, text = "d", 1\nclass E:\n    default_code: str = "e"\n'
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call):
-            found += [text for word in node.keywords for text in strings(word.value)]
-        elif isinstance(node, ast.stmt):
-            found += [text for target, value in assigned(node) for text in strings(value)]
-    assert sorted(found) == ["a.*", "b", "c", "d", "e"]
+def test_codes_are_found_in_every_form(tmp_path: Path) -> None:
+    source = """
+        raise E(code=f"a.{x}.y")
+        raise E(code=known or "b")
+        code = "c" if y else "d"
+        code, text = "e", 1
+        class F(E):
+            default_code: str = "f"
+    """
+    (tmp_path / "source.py").write_text(textwrap.dedent(source))
+    assert lacking_codes(tmp_path, []) == {
+        "a.*.y": "source.py:2",
+        "b": "source.py:3",
+        "c": "source.py:4",
+        "d": "source.py:4",
+        "e": "source.py:5",
+        "f": "source.py:7",
+    }
+    known = [Entry(name, "code", "x") for name in ("a.b.y", "b", "c", "d", "f")]
+    assert lacking_codes(tmp_path, [*known, Entry("e", "status", "x")]) == {"e": "source.py:5"}
 
 
 def test_every_family_and_rule_and_setting_and_hook_has_its_entry() -> None:

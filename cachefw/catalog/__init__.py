@@ -242,15 +242,14 @@ def contribute(name: str, module: Any) -> None:
 
 def lookup(name: str) -> Entry | None:
     """The entry of a code, from the core and from the plugins that are loaded; None when there is none."""
-    for entries in (core_entries, *(functools.partial(_entries_of, module) for module in list(_modules.values()))):
-        found = find(entries(), name)
-        if found:
-            return found[0]
-    return None
+    found = find(core_entries(), name)
+    for module in list(_modules.values()):
+        found = found or find(_entries_of(module), name)
+    return found[0] if found else None
 
 
 def _entries_of(module: Any) -> tuple[Entry, ...]:
-    hook = getattr(module, "cachefw_diagnostics", None)
+    hook: Callable[[], object] | None = getattr(module, "cachefw_diagnostics", None)
     try:
         made = hook() if callable(hook) else None
     except Exception:

@@ -106,7 +106,8 @@ def _try(
     except CacheError as error:
         if error.code == "transport.none_shared":
             state = broken if wanted else note
-            findings.add(check, state(f"the node at {address} does not have {name} open", str(error), ""))
+            fix = f"open {name} there, or choose one of theirs with --transport" if wanted else ""
+            findings.add(check, state(f"the node at {address} does not have {name} open", "", fix, error=str(error)))
             return False
         entry = error.entry
         causes = entry.causes if entry is not None else ()

@@ -78,9 +78,7 @@ def plugins(host: Host) -> Iterable[Diagnosis]:
         now = _caught(host)
         if now & ~caught:
             names = ", ".join(_signal(number + 1) for number in range(64) if (now & ~caught) >> number & 1)
-            meaning = (
-                "a program that has no handler of its own for it no longer ends by it, and one that has may lose it"
-            )
+            meaning = "the signal no longer does what it did to this process"
             fix = "set the program's own handlers after its transports are open"
             yield note(f"loading {what} installed a handler of {names}", meaning, fix, **facts)
         caught = now

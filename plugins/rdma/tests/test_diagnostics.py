@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import cachefw_rdma
 import pytest
 from cachefw_rdma import cachefw_diagnostics, diagnostics, library
 from cachefw_rdma.hixl.status import STATUSES
@@ -9,6 +12,7 @@ from cachefw_rdma.profiles import PROFILES
 from cachefw_rdma.status import NAMES
 
 from cachefw.catalog import Health
+from cachefw.testing.codes import lacking_codes
 
 
 def test_every_status_is_explained() -> None:
@@ -53,3 +57,7 @@ def test_ports_of_cards(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     told = [each for each in diagnostics._devices() if "mlx5_0:" in each.found]
     assert [each.health for each in told] == [Health.OK, Health.WARNING]
     assert told[1].found == "mlx5_0:2 is down, Ethernet, 100 Gb/sec (4X EDR)"
+
+
+def test_every_code_has_its_entry() -> None:
+    assert lacking_codes(Path(cachefw_rdma.__file__).parent, cachefw_diagnostics().entries) == {}

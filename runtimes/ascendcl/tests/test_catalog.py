@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import cachefw_ascendcl
 import pytest
 from cachefw_ascendcl import NAMES, catalog, status
 
 from cachefw.catalog import Health, find
 from cachefw.errors import CacheError
+from cachefw.testing.codes import lacking_codes
 
 
 def test_every_number_is_explained() -> None:
@@ -57,3 +61,7 @@ def test_no_library_is_a_note_where_there_is_no_device(monkeypatch: pytest.Monke
     (told,) = catalog.CHECKS[1].diagnose()
     assert told.health is Health.BROKEN
     assert "/dev/davinci_manager" in told.found
+
+
+def test_every_code_has_its_entry() -> None:
+    assert lacking_codes(Path(cachefw_ascendcl.__file__).parent, catalog.ENTRIES) == {}
