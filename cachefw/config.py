@@ -42,6 +42,13 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _count(text: str) -> int:
+    value = int(text)
+    if not 0 < value < 10**6:
+        raise ValueError("must be more than 0 and less than 1000000")
+    return value
+
+
 def _flag(text: str) -> bool:
     try:
         return {"0": False, "1": True}[text]
@@ -72,6 +79,25 @@ SETTINGS: dict[str, Setting] = {
         ),
         Setting("timeout", "CACHEFW_TIMEOUT", 30.0, _seconds, "seconds a transfer may take when the call says nothing"),
         Setting("link_timeout", "CACHEFW_LINK_TIMEOUT", 5.0, _seconds, "seconds that linking and unlinking may take"),
+        Setting(
+            "lease",
+            "CACHEFW_LEASE",
+            10.0,
+            _seconds,
+            "seconds of silence after which a linked peer counts as gone; it says something four times in that time",
+        ),
+        Setting("secret_file", "CACHEFW_SECRET_FILE", "", str, "file of the secret that links are authenticated with"),
+        Setting("tls_cert", "CACHEFW_TLS_CERT", "", str, "file of this node's certificate, for links over TLS"),
+        Setting("tls_key", "CACHEFW_TLS_KEY", "", str, "file of the key that belongs to the certificate"),
+        Setting("tls_ca", "CACHEFW_TLS_CA", "", str, "file of the certificates that a peer's must be signed by"),
+        Setting("handshakes", "CACHEFW_HANDSHAKES", 256, _count, "links that may be in the making at once"),
+        Setting(
+            "handshake_failures",
+            "CACHEFW_HANDSHAKE_FAILURES",
+            120,
+            _count,
+            "failed handshakes of one address in a minute, after which it has to wait",
+        ),
         Setting("debug", "CACHEFW_DEBUG", False, _flag, "1 shows the traceback behind an error of the command line"),
         Setting(
             "plugins",

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import ipaddress
+import logging
+import os
 import socket
 import threading
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeVar, overload
 
 import attrs
 import msgspec
 
 from cachefw.cache import as_int
 from cachefw.errors import ClosedError, RequestError, refusal
-from cachefw.links.door import Door, parse_address
+from cachefw.links.address import is_loopback, parse_address
+from cachefw.links.aside import aside
+from cachefw.links.credentials import Credentials
+from cachefw.links.door import Door
 from cachefw.links.hub import Hub
 from cachefw.links.link import Link, LinkState
+from cachefw.links.pending import PendingLink
 from cachefw.links.transfers import LinkTransfer
 from cachefw.manager import CacheManager
 from cachefw.reports import Reporter, TransferReport
 from cachefw.rules import Limits
+from cachefw.session import TlsContexts
 
 __all__ = ["Node", "Notification"]
 
 _Result = TypeVar("_Result")
+_log = logging.getLogger("cachefw")
 
 
 @attrs.frozen
@@ -53,13 +60,20 @@ class Node:
 
     Args:
         cluster_id: Names this node in its peers' keys; 0 ... 2^64 - 1, different from every peer's.
-        listen: ``"host:port"`` to take links on; port 0 takes a free one (see `address`). None takes none. Only
-            loopback addresses: links are not authenticated in this version.
+        listen: ``"host:port"`` to take links on; port 0 takes a free one (see `address`). None takes none. Beyond
+            loopback only with `secret`, `tls`, or `insecure`.
         transports: Names of the transports to open, best first. None takes the setting ``transports``.
         limits: How much may be registered.
         strict: True refuses what a rule could not check. None takes the setting ``strict``.
         plugins: Further plugin objects.
         settings: For a transport's name, its own settings.
+        secret: What every peer has to know, and is shown to know: 16 bytes or more, or the path of a file that only its
+            owner reads. None takes the setting ``secret_file``.
+        tls: Encrypts links, and demands the peer's certificate: paths of this node's certificate, of its key and of the
+            CA certificates that a peer's must be signed by; or two `ssl.SSLContext`, for taking and for opening
+            connections. None takes the settings ``tls_cert``, ``tls_key`` and ``tls_ca``.
+        insecure: True links beyond loopback with nothing proved. Whoever reaches the port may read and write all memory
+            that is registered as remote-accessible.
 
     Attributes:
         cluster_id: As given.
@@ -83,10 +97,18 @@ class Node:
         strict: bool | None = None,
         plugins: Iterable[Any] = (),
         settings: Mapping[str, Mapping[str, Any]] | None = None,
+        secret: bytes | str | os.PathLike[str] | None = None,
+        tls: tuple[Any, ...] | TlsContexts | None = None,
+        insecure: bool = False,
     ) -> None:
         self._closed = True
         self.cluster_id = _cluster_id(cluster_id)
-        address = None if listen is None else _loopback(listen)
+        credentials = Credentials.of(secret, tls, insecure)
+        #: How peers prove who they are: "secret", "tls", "secret+tls", "loopback" (not at all) or "INSECURE".
+        self.security = credentials.name
+        address = None if listen is None else _listening(listen, credentials)
+        if insecure:
+            _log.warning("cluster %d: insecure=True, so peers prove nothing, wherever they are", self.cluster_id)
         self.cache_manager = CacheManager(transports, limits=limits, strict=strict, plugins=plugins, settings=settings)
         self._completed: collections.deque[LinkTransfer] = collections.deque()
         self._notifications: collections.deque[Notification] = collections.deque()
@@ -100,9 +122,10 @@ class Node:
             self._link_changed,
             self._notified,
             self._completed.append,
+            self.security,
             self._reporter.put if self._reporter else None,
         )
-        self._door = Door(self._hub)
+        self._door = Door(self._hub, credentials)
         self.cache_manager.bind(self._hub, self.close)
         self._thread = threading.Thread(target=self._serve, name=f"cachefw-node-{self.cluster_id}", daemon=True)
         self._closed = False
@@ -147,32 +170,78 @@ class Node:
         host, port = self._door.address
         return msgspec.msgpack.encode(_Card(host, port, self.cluster_id, self._hub.incarnation))
 
-    def link(self, peer: str | bytes, timeout: float | None = None) -> Link:
+    @overload
+    def link(self, peer: str | bytes, timeout: float | None = None, *, wait: Literal[True] = True) -> Link: ...
+
+    @overload
+    def link(self, peer: str | bytes, timeout: float | None = None, *, wait: Literal[False]) -> PendingLink: ...
+
+    def link(self, peer: str | bytes, timeout: float | None = None, *, wait: bool = True) -> Link | PendingLink:
         """Link to a node, or return the link that exists. The link serves both directions.
 
         Args:
             peer: Its address ``"host:port"``, or its `card`.
             timeout: Seconds; None takes the setting ``link_timeout``.
+            wait: False links in the background. Reads and writes may be queued on what it returns.
 
         Raises:
             BrokenError: It cannot be reached, was restarted since its card was made, or refused; the text names host
                 and port.
+            AuthenticationError: One of the two nodes could not prove who it is; the text says which lacks what.
             TransferTimeout: No link within `timeout`.
             TransportUnavailable: The two nodes share no transport; the text lists both sets.
         """
         self._check_open("link")
-        incarnation = None
-        if isinstance(peer, (bytes, bytearray)):
-            try:
-                card = msgspec.msgpack.decode(peer, type=_Card)
-            except msgspec.MsgspecError as error:
-                text = f"{len(peer)} bytes are no card of a node: {error}"
-                raise refusal(RequestError, {ValueError}, text, operation="link") from None
-            host, port, incarnation = card.host, card.port, card.incarnation
-        else:
-            host, port = parse_address(peer, "link")
+        host, port, incarnation = self._place(peer, "link")
         limit = self.cache_manager.link_timeout if timeout is None else timeout
-        return self._run(self._door.dial(host, port, incarnation, limit))
+        dial = self._door.dial(host, port, incarnation, limit)
+        if wait:
+            return self._run(dial)
+        made = asyncio.run_coroutine_threadsafe(dial, self._loop)
+        return PendingLink(f"{host}:{port}", made, self._aside)
+
+    def relink(self, peer: Link | str | bytes, timeout: float | None = None) -> Link:
+        """Link anew to a peer that was restarted or lost: the one call to make after a `BrokenError` of a link.
+
+        The former link is closed if it is still up. While nothing listens at the peer's address it is tried again, less
+        and less often, until `timeout`; a peer is never given up for good. What was prepared on the former link stays
+        refused: the new one has the peer's new memory.
+
+        Args:
+            peer: The former link, or the peer's address or card.
+            timeout: Seconds; None takes the setting ``link_timeout``.
+
+        Raises:
+            RequestError: Also a `ValueError`: the peer takes no links, so it has to dial itself.
+            BrokenError: As for `link`, still at the end of `timeout`.
+            AuthenticationError: As for `link`.
+            TransferTimeout: As for `link`.
+        """
+        self._check_open("relink")
+        if isinstance(peer, Link):
+            if peer.listens is None:
+                text = f"{peer.peer_name} takes no links itself, so this node cannot dial it; it has to link again"
+                raise refusal(RequestError, {ValueError}, text, operation="relink")
+            self.unlink(peer)
+            host, port, incarnation = *peer.listens, None
+        else:
+            host, port, incarnation = self._place(peer, "relink")
+        limit = self.cache_manager.link_timeout if timeout is None else timeout
+        return self._run(self._door.dial(host, port, incarnation, limit, patient=True))
+
+    @staticmethod
+    def _place(peer: str | bytes, operation: str) -> tuple[str, int, bytes | None]:
+        if not isinstance(peer, (bytes, bytearray)):
+            return *parse_address(peer, operation), None
+        try:
+            card = msgspec.msgpack.decode(peer, type=_Card)
+        except msgspec.MsgspecError as error:
+            text = f"{len(peer)} bytes are no card of a node: {error}"
+            raise refusal(RequestError, {ValueError}, text, operation=operation) from None
+        return card.host, card.port, card.incarnation
+
+    def _aside(self, work: Callable[[], None]) -> None:
+        self._loop.call_soon_threadsafe(lambda: self._hub.spawn(aside(work)))
 
     def unlink(self, link: Link) -> None:
         """Close a link, on both sides. Its running transfers settle first. Unlinking twice does nothing.
@@ -233,7 +302,7 @@ class Node:
             self._thread.join()
 
     async def _shut(self) -> None:
-        self._door.close()
+        await self._door.close()
         await self._hub.close("its node was closed")
 
     def _check_open(self, operation: str) -> None:
@@ -248,7 +317,7 @@ class Node:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self.links)} links"
-        return f"<Node of cluster {self.cluster_id} at {self.address or 'no address'}, {state}>"
+        return f"<Node of cluster {self.cluster_id} at {self.address or 'no address'}, {self.security}, {state}>"
 
 
 def _drain(queue: collections.deque[Any]) -> list[Any]:
@@ -269,16 +338,17 @@ def _cluster_id(value: Any) -> int:
     return number
 
 
-def _loopback(listen: str) -> tuple[str, int]:
+def _listening(listen: str, credentials: Credentials) -> tuple[str, int]:
     host, port = parse_address(listen, "listen")
     try:
-        address = ipaddress.ip_address(host if ":" in host else socket.gethostbyname(host))
+        place = host if ":" in host else socket.gethostbyname(host)
+        local = is_loopback(place)
     except (OSError, ValueError) as error:
         raise refusal(RequestError, {ValueError}, f"cannot resolve {host!r}: {error}", operation="listen") from None
-    if not address.is_loopback:
+    if not local and not credentials.proves and not credentials.insecure:
         text = (
-            f"listening on {host} would let other hosts in, and links are not authenticated in this version; listen on "
-            "127.0.0.1 or [::1]"
+            f"listening on {host} would let other hosts in, and nothing would tell whom: give secret= (or "
+            "CACHEFW_SECRET_FILE) or tls=, listen on 127.0.0.1 or [::1], or say insecure=True"
         )
         raise refusal(RequestError, {ValueError}, text, operation="listen")
     return host, port

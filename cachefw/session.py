@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+import ssl
 
 import attrs
 
-__all__ = ["KEY_BYTES", "Session"]
+__all__ = ["KEY_BYTES", "Session", "TlsContexts"]
 
 KEY_BYTES = 32
+
+
+@attrs.frozen
+class TlsContexts:
+    """The two contexts of a node that encrypts: each shows this node's certificate and demands the peer's.
+
+    Attributes:
+        server: For connections that this node takes.
+        client: For connections that it opens.
+    """
+
+    server: ssl.SSLContext
+    client: ssl.SSLContext
 
 
 def _key(session: object, attribute: attrs.Attribute[bytes], value: bytes) -> None:
@@ -29,8 +42,8 @@ class Session:
         dialled: Whether this end dialled; the other end has the opposite.
         peer_host: The IP address at which the peer is seen on the control connection.
         incarnation: Which start of the peer it is, 16 bytes.
-        tls: What the node made of ``Node(tls=...)`` when the control connection is encrypted, else None. Then a
-            transport that sends bytes over a network encrypts them too, or refuses.
+        tls: The node's contexts when the control connection is encrypted, else None. Then a transport that sends bytes
+            over a network encrypts them too, or refuses.
         secure: Whether the peer has proved who it is, by a secret or a certificate.
     """
 
@@ -38,5 +51,5 @@ class Session:
     dialled: bool
     peer_host: str
     incarnation: bytes
-    tls: Any = attrs.field(default=None, repr=False)
+    tls: TlsContexts | None = attrs.field(default=None, repr=False)
     secure: bool = False

@@ -213,6 +213,15 @@ class Channel(abc.ABC):
     also during an `attach`.
     """
 
+    @property
+    def fences(self) -> bool:
+        """Whether `close` stops the peer too: once it has returned, nothing the peer posted touches memory here.
+
+        So it is where software or a card of this host serves the peer's requests. Where the peer reaches memory by
+        itself it is not, and the core waits until the peer has closed its own channel, or has ended.
+        """
+        return False
+
     @abc.abstractmethod
     def attach(self, memory_id: int, region: MemoryRegion, description: bytes) -> None:
         """Learn of memory that the peer published: its place there, and what `Transport.describe` said of it.

@@ -169,7 +169,7 @@ def test_a_silent_server_meets_the_deadline(pair: tuple[cachefw.Node, cachefw.No
         (struct.pack("<8sII", b"cachefw\n", messages.PROTOCOL, 0) + b"\x05\0\0\0he", "in the middle of a frame"),
         (
             struct.pack("<8sII", b"cachefw\n", messages.PROTOCOL, 0) + messages.encode(messages.Sync(1)),
-            "sent Sync instead of Accept",
+            "sent Sync instead of Challenge",
         ),
     ],
 )
@@ -241,7 +241,7 @@ def test_a_taken_port_and_a_wrong_address_are_said(pair: tuple[cachefw.Node, cac
     for wrong in ("127.0.0.1", ":80", "127.0.0.1:99999", "127.0.0.1:x"):
         with pytest.raises(ValueError, match="is no address"):
             cachefw.Node(9, wrong)
-    with pytest.raises(ValueError, match="not authenticated in this version"):
+    with pytest.raises(ValueError, match="would let other hosts in"):
         cachefw.Node(9, "0.0.0.0:0")
     with pytest.raises(TypeError):
         pair[0].link(80)

@@ -1,38 +1,55 @@
-"""Where handshakes happen: two strangers agree on a transport, and end up with exactly one link."""
+"""Where handshakes happen: two strangers prove who they are, agree on a transport, and end up with exactly one link."""
 
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
-import hashlib
-import os
-import secrets
-from typing import Any
+import logging
+import random
+import socket
 
-from cachefw.errors import BrokenError, CacheError, RequestError, TransferTimeout, TransportUnavailable, refusal
-from cachefw.links import messages
+from cachefw.config import setting
+from cachefw.errors import AuthenticationError, BrokenError, CacheError, TransferTimeout, TransportUnavailable
+from cachefw.links import auth, messages
+from cachefw.links.address import bind, is_loopback
 from cachefw.links.aside import aside
+from cachefw.links.credentials import Credentials
+from cachefw.links.gate import Gate
 from cachefw.links.hub import Hub
 from cachefw.links.link import Link
 from cachefw.links.wire import Wire
 from cachefw.session import Session
 
-__all__ = ["Door", "parse_address"]
+__all__ = ["Door"]
+
+_log = logging.getLogger("cachefw")
 
 #: Refusals that mean: another handshake between the same two nodes makes the link, or has made it.
 _ELSEWHERE = ("link.already", "link.crossed")
-#: Seconds to wait for that link before dialling again: the peer may have meant one that was just closed here.
+#: Failures for which an address is trusted less: it did not behave like a node of ours.
+_SUSPECT = ("link.protocol", "link.lost", "link.timeout", "authentication")
+#: Seconds to wait for that link before dialling again: the peer may have meant one that was just closed here. Also how
+#: long a stranger who is turned away has to hear why.
 _PATIENCE = 0.2
-NONCE_BYTES = 32
+#: Strangers who may be hearing it at once.
+_HEARING = 32
+#: Seconds between two tries to reach a peer that is busy or being restarted: the first, and the most.
+_PAUSES = (0.05, 1.0)
 
 
 class Door:
     """Where handshakes happen: listens, dials, and hands finished handshakes to the hub. Runs in the loop's thread."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, credentials: Credentials) -> None:
         self.address: tuple[str, int] | None = None
         self._hub = hub
-        self._server: asyncio.Server | None = None
+        self._credentials = credentials
+        self._demands = ["secret"] if credentials.secret is not None else []
+        self._gate = Gate(setting("handshakes"), setting("handshake_failures"))
+        self._listener: socket.socket | None = None
+        self._taking: asyncio.Task[None] | None = None
+        self._hearing: collections.deque[socket.socket] = collections.deque()
         # The dials under way, by address: several calls for one peer share one.
         self._dials: dict[tuple[str, int], asyncio.Task[Link]] = {}
         # Handshakes that passed the exchange of names, by the peer's incarnation.
@@ -45,35 +62,45 @@ class Door:
         Raises:
             BrokenError: The address cannot be bound; `status` is the errno.
         """
-        try:
-            self._server = await asyncio.start_server(self._welcome, host, port)
-        except OSError as error:
-            raise BrokenError(
-                f"cannot listen on {host}:{port}: {_words(error)}; port 0 takes a free one",
-                code="link.listen",
-                operation="listen",
-                status=error.errno,
-                detail=_words(error),
-            ) from None
-        self.address = self._server.sockets[0].getsockname()[:2]
+        self._listener = bind(host, port)
+        self.address = self._listener.getsockname()[:2]
+        self._hub.port = self.address[1]
+        self._taking = asyncio.create_task(self._take(self._listener))
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Take no more links."""
-        if self._server is not None:
-            self._server.close()
+        if self._taking is not None:
+            self._taking.cancel()
+            await asyncio.wait([self._taking])
+        if self._listener is not None:
+            self._listener.close()
+        while self._hearing:
+            self._hearing.popleft().close()
 
-    async def dial(self, host: str, port: int, incarnation: bytes | None, timeout: float) -> Link:
+    # ------------------------------------------------------------------ dialling
+
+    async def dial(
+        self, host: str, port: int, incarnation: bytes | None, timeout: float, *, patient: bool = False
+    ) -> Link:
         """Link to the node that listens there, or return the link that exists.
+
+        Args:
+            host: Where.
+            port: Where.
+            incarnation: Which start of that node is meant; None takes any.
+            timeout: Seconds.
+            patient: Go on trying while nothing listens there.
 
         Raises:
             BrokenError: Nothing listens there, or it refused.
+            AuthenticationError: One of the two could not prove who it is.
             TransferTimeout: It took longer than `timeout` seconds.
             TransportUnavailable: No transport is shared.
         """
         name = f"{host}:{port}"
         dial = self._dials.get((host, port))
         if dial is None:
-            dial = self._dials[host, port] = asyncio.create_task(self._dial(host, port, name, timeout))
+            dial = self._dials[host, port] = asyncio.create_task(self._dial(host, port, timeout, patient))
             dial.add_done_callback(lambda _: self._dials.pop((host, port)))
         try:
             link = await asyncio.wait_for(asyncio.shield(dial), timeout)
@@ -94,141 +121,193 @@ class Door:
             )
         return link
 
-    async def _dial(self, host: str, port: int, name: str, timeout: float) -> Link:
+    async def _dial(self, host: str, port: int, timeout: float, patient: bool) -> Link:
+        end = self._hub.loop.time() + timeout
+        pause, longest = _PAUSES
+        again = ("link.busy", "link.unreachable", "link.lost") if patient else ("link.busy",)
         while True:
             try:
-                reader, writer = await asyncio.open_connection(host, port)
-            except OSError as error:
-                raise BrokenError(
-                    f"cannot reach {name}: {_words(error)}; is a node listening there?",
-                    code="link.unreachable",
-                    operation="link",
-                    peer=name,
-                    status=error.errno,
-                    detail=_words(error),
-                ) from None
-            try:
-                return await self._introduce(Wire(reader, writer, name), timeout)
+                wire = await Wire.dial(host, port, self._credentials.tls, timeout)
+                return await self._introduce(wire, timeout)
             except CacheError as error:
-                writer.close()
-                if error.code not in _ELSEWHERE:
+                if error.code in _ELSEWHERE:
+                    link = await self._hub.arrival(error.facts["by"], _PATIENCE)
+                    if link is not None:
+                        return link
+                # The last reason says more than a deadline that passed.
+                elif error.code not in again or self._hub.loop.time() + pause > end:
                     raise
-                link = await self._hub.arrival(error.facts["by"], _PATIENCE)
-                if link is not None:
-                    return link
-            except BaseException:
-                writer.close()
-                raise
+                else:
+                    # Nodes that were turned away together do not come back together.
+                    await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - no secret hangs on it
+                    pause = min(2 * pause, longest)
 
     async def _introduce(self, wire: Wire, timeout: float) -> Link:
-        hub = self._hub
-        messages.write_preamble(wire.writer)
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        wire.send(messages.Hello(hub.cluster_id, hub.incarnation, nonce, hub.manager.software, self._cards()))
-        await messages.read_preamble(wire.reader, wire.name)
-        peer = await wire.expect(messages.Accept)
-        if peer.incarnation in self._answering or hub.known(peer.incarnation) is not None:
-            raise BrokenError("the peer's dial makes the link", code="link.crossed", facts={"by": peer.incarnation})
+        hub, own = self._hub, self._credentials
+        try:
+            if not own.proves and not own.insecure and not is_loopback(wire.host):
+                raise AuthenticationError(
+                    f"{wire.name} is another host, and this node proves nothing to it: give both a secret "
+                    "(Node(secret=...) or CACHEFW_SECRET_FILE), or tls=, or say insecure=True",
+                    code="authentication.open",
+                    operation="link",
+                    peer=wire.name,
+                )
+            sent = wire.send(messages.Hello(auth.nonce(), self._demands))
+            await wire.greet()
+            challenge, received = await wire.expect(messages.Challenge)
+            self._check_demands(challenge.demands, wire.name, dialler=True)
+            keys = auth.Keys(own.secret or b"", messages.body_of(sent), received)
+            if own.secret is not None:
+                wire.seal(*keys.seals(dialler=True))
+            names = list(hub.manager.transports)
+            wire.send(hub.introduction(messages.Introduce, names))
+            peer, _ = await wire.expect(messages.Accept)
+            self._check_peer(peer)
+            if peer.incarnation in self._answering:
+                raise BrokenError("the peer's dial makes the link", code="link.crossed", facts={"by": peer.incarnation})
+        except BaseException:
+            wire.close()
+            raise
         self._dialling.add(peer.incarnation)
         try:
-            cards = dict(peer.transports)
-            shared = [name for name in hub.manager.transports if name in cards]
-            if not shared:
-                ours, theirs = ", ".join(hub.manager.transports) or "none", ", ".join(cards) or "none"
-                text = f"the two nodes share no transport: here {ours}, at {wire.name} {theirs}"
-                raise TransportUnavailable(text, code="transport.none_shared", operation="link", peer=wire.name)
-            transport = hub.manager.transport(shared[0])
-            session = Session(_key(nonce, peer.nonce), True, wire.host, peer.incarnation)
-            # Told first, so that the two ends connect at the same time.
-            wire.send(messages.Choose(shared[0]))
-            channel = await aside(transport.connect, cards[shared[0]], timeout, session)
-            return await hub.establish(wire, channel, shared[0], peer)
+            try:
+                cards = dict(peer.transports)
+                shared = [name for name in names if name in cards]
+                if not shared:
+                    ours, theirs = ", ".join(names) or "none", ", ".join(cards) or "none"
+                    text = f"the two nodes share no transport: here {ours}, at {wire.name} {theirs}"
+                    raise TransportUnavailable(text, code="transport.none_shared", operation="link", peer=wire.name)
+                transport = hub.manager.transport(shared[0])
+                session = Session(keys.session, True, wire.host, peer.incarnation, own.tls, own.proves)
+                # Told first, so that the two ends connect at the same time.
+                wire.send(messages.Choose(shared[0], transport.card()))
+                channel = await aside(transport.connect, cards[shared[0]], timeout, session)
+            except BaseException:
+                wire.close()
+                raise
+            return await hub.establish(wire, channel, shared[0], peer, dialled=True)
         finally:
             self._dialling.discard(peer.incarnation)
 
-    async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        host, port = writer.get_extra_info("peername")[:2]
-        wire = Wire(reader, writer, f"{host}:{port}")
+    # ------------------------------------------------------------------ being dialled
+
+    async def _take(self, listener: socket.socket) -> None:
+        full = False
+        while True:
+            try:
+                connection, place = await self._hub.loop.sock_accept(listener)
+            except OSError as error:
+                # No descriptors are left, as a rule. Whoever waits is taken when some are.
+                if not full:
+                    _log.warning("cannot take a link now: %s", error)
+                full = True
+                await asyncio.sleep(_PATIENCE)
+                continue
+            full = False
+            reason = self._gate.enter(place[0])
+            if reason is None:
+                self._hub.spawn(self._welcome(connection, place[0]))
+            else:
+                self._turn_away(connection, reason)
+
+    def _turn_away(self, connection: socket.socket, reason: str) -> None:
+        """Say that there is no room, without waiting for anything."""
+        connection.setblocking(False)
+        refusal = messages.Refuse("link.busy", f"{reason}; try again", self._hub.incarnation)
+        with contextlib.suppress(OSError):
+            if self._credentials.tls is None:
+                connection.send(messages.PREAMBLE + messages.encode(refusal))
+            connection.shutdown(socket.SHUT_WR)
+        # Closed a little later: closing with unread bytes resets the connection, and the reason would be lost with it.
+        self._hearing.append(connection)
+        if len(self._hearing) > _HEARING:
+            self._hearing.popleft().close()
+        self._hub.loop.call_later(_PATIENCE, connection.close)
+
+    async def _welcome(self, connection: socket.socket, address: str) -> None:
+        suspect = True
+        wire: Wire | None = None
+        limit = self._hub.manager.link_timeout
         try:
-            await asyncio.wait_for(self._answer(wire), self._hub.manager.link_timeout)
+            wire = await asyncio.wait_for(Wire.take(connection, self._credentials.tls, limit), limit)
+            await asyncio.wait_for(self._answer(wire), limit)
+            suspect = False
         except (CacheError, asyncio.TimeoutError, OSError) as error:
             # The dialler gets the reason if it still listens; this side has nobody to raise to.
             known = error if isinstance(error, CacheError) else None
-            code, status = (known.code, known.status) if known else ("link.timeout", None)
-            text = str(error) or "the handshake took too long"
-            with contextlib.suppress(OSError, asyncio.TimeoutError):
-                wire.send(messages.Refuse(code, text, self._hub.incarnation, status))
-                # Closing with unread bytes would reset the connection, and the reason would be lost with it.
-                writer.write_eof()
-                await asyncio.wait_for(_read_out(reader), _PATIENCE)
-            writer.close()
+            known = known or BrokenError(str(error) or "the handshake took too long", code="link.timeout")
+            suspect = known.code.startswith(_SUSPECT)
+            if suspect:
+                _log.info("no link for %s: %s", address, known)
+            if wire is not None:
+                with contextlib.suppress(OSError, asyncio.TimeoutError):
+                    wire.refuse(known, self._hub.incarnation)
+                    # Closing with unread bytes would reset the connection, and the reason would be lost with it.
+                    wire.say_no_more()
+                    await asyncio.wait_for(wire.until_over(), _PATIENCE)
+                wire.close()
+        except asyncio.CancelledError:
+            if wire is not None:
+                wire.close()
+            raise
+        finally:
+            self._gate.leave(address, failed=suspect)
+            if wire is None:
+                connection.close()
 
     async def _answer(self, wire: Wire) -> None:
-        hub = self._hub
-        messages.write_preamble(wire.writer)
-        await messages.read_preamble(wire.reader, wire.name)
-        hello = await wire.expect(messages.Hello)
-        self._check_peer(hello)
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        wire.send(messages.Accept(hub.cluster_id, hub.incarnation, nonce, hub.manager.software, self._cards()))
-        choice = await wire.expect(messages.Choose)
-        if hello.incarnation in self._answering:
+        hub, own = self._hub, self._credentials
+        await wire.greet()
+        hello, received = await wire.expect(messages.Hello)
+        sent = wire.send(messages.Challenge(auth.nonce(), self._demands))
+        self._check_demands(hello.demands, wire.name, dialler=False)
+        keys = auth.Keys(own.secret or b"", received, messages.body_of(sent))
+        if own.secret is not None:
+            wire.seal(*keys.seals(dialler=False))
+        peer, _ = await wire.expect(messages.Introduce)
+        self._check_peer(peer)
+        cards = [(name, hub.manager.transport(name).card()) for name in hub.manager.transports]
+        wire.send(hub.introduction(messages.Accept, cards))
+        choice, _ = await wire.expect(messages.Choose)
+        if peer.incarnation in self._answering:
             raise BrokenError("the link is being made already", code="link.already")
-        self._check_peer(hello)
-        if hello.incarnation in self._dialling and hub.incarnation < hello.incarnation:
+        self._check_peer(peer)
+        if peer.incarnation in self._dialling and hub.incarnation < peer.incarnation:
             # Both dialled each other: the dial of the lower incarnation wins, and both sides see the same.
             raise BrokenError("both nodes dialled each other; the other dial makes the link", code="link.crossed")
-        cards = dict(hello.transports)
-        if choice.transport not in cards or choice.transport not in hub.manager.transports:
+        if choice.transport not in hub.manager.transports or choice.transport not in peer.transports:
             raise TransportUnavailable(f"transport {choice.transport!r} was not offered", code="transport.none_shared")
         transport = hub.manager.transport(choice.transport)
-        self._answering.add(hello.incarnation)
+        self._answering.add(peer.incarnation)
         try:
-            session = Session(_key(hello.nonce, nonce), False, wire.host, hello.incarnation)
-            channel = await aside(transport.connect, cards[choice.transport], hub.manager.link_timeout, session)
-            await hub.establish(wire, channel, choice.transport, hello)
+            session = Session(keys.session, False, wire.host, peer.incarnation, own.tls, own.proves)
+            channel = await aside(transport.connect, choice.card, hub.manager.link_timeout, session)
+            await hub.establish(wire, channel, choice.transport, peer, dialled=False)
         finally:
-            self._answering.discard(hello.incarnation)
+            self._answering.discard(peer.incarnation)
 
-    def _check_peer(self, hello: messages.Hello) -> None:
+    def _check_demands(self, demands: list[str], name: str, *, dialler: bool) -> None:
+        """Refuse a peer that cannot prove what this node demands, or demands what this node cannot."""
+        ours, theirs = "secret" in self._demands, "secret" in demands
+        if ours == theirs:
+            return
+        # Read at both ends.
+        has, lacks = ("dials", "listens") if ours is dialler else ("listens", "dials")
+        raise AuthenticationError(
+            f"the node that {has} has a secret and the node that {lacks} has none; give both the same: "
+            "Node(secret=...), or CACHEFW_SECRET_FILE",
+            code="authentication.missing",
+            operation="link",
+            peer=name,
+        )
+
+    def _check_peer(self, peer: messages.Introduce | messages.Accept) -> None:
         hub = self._hub
-        if hello.incarnation == hub.incarnation:
+        if peer.incarnation == hub.incarnation:
             raise BrokenError("a node cannot link to itself", code="link.self")
-        if hello.cluster_id == hub.cluster_id:
-            text = f"both nodes have cluster id {hello.cluster_id}, and keys tell nodes apart by it"
+        if peer.cluster_id == hub.cluster_id:
+            text = f"both nodes have cluster id {peer.cluster_id}, and keys tell nodes apart by it"
             raise BrokenError(text, code="link.same_cluster")
-        if hub.known(hello.incarnation) is not None:
-            raise BrokenError("the link exists already", code="link.already")
-
-    def _cards(self) -> list[tuple[str, bytes]]:
-        manager = self._hub.manager
-        return [(name, manager.transport(name).card()) for name in manager.transports]
-
-
-def _key(dialler: bytes, answerer: bytes) -> bytes:
-    return hashlib.sha256(b"cachefw session" + dialler + answerer).digest()
-
-
-async def _read_out(reader: asyncio.StreamReader) -> None:
-    while await reader.read(messages.HANDSHAKE_LIMIT):
-        pass
-
-
-def _words(error: OSError) -> str:
-    return os.strerror(error.errno) if error.errno else str(error)
-
-
-def parse_address(text: Any, operation: str) -> tuple[str, int]:
-    """Split ``"host:port"``; IPv6 in brackets.
-
-    Raises:
-        RequestError: Also a `TypeError`, `ValueError` or `AttributeError`: it is no address.
-    """
-    if not isinstance(text, str):
-        builtin: type[Exception] = AttributeError if text is None else TypeError
-        raise refusal(RequestError, {builtin}, f"an address is a str 'host:port', not {text!r}", operation=operation)
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        text = f"{text!r} is no address; give 'host:port', with a port of 0 to 65535"
-        raise refusal(RequestError, {ValueError}, text, operation=operation)
-    return host.strip("[]"), int(port)
+        if hub.known(peer.incarnation) is not None:
+            raise BrokenError("the link exists already", code="link.already", facts={"by": peer.incarnation})

@@ -18,9 +18,9 @@ from cachefw.errors import (
     refusal,
 )
 from cachefw.links import messages, pieces
-from cachefw.links.table import PeerTable, name_words
+from cachefw.links.table import PeerTable, check_memory, name_words
 from cachefw.links.transfers import LinkTransfer, PreparedTransfer
-from cachefw.memory import Access, MemoryKind, MemoryRegion
+from cachefw.links.wire import Wire
 from cachefw.published import PublishedCache, PublishedMemory
 from cachefw.ranges import Pieces, from_arguments
 from cachefw.registry import RangeTable, Registry
@@ -66,6 +66,8 @@ class Link:
         incarnation: Which start of the peer it is, 16 bytes.
         transport: Name of the transport in use; it never changes.
         address: The peer's end of the control connection, ``"host:port"``.
+        security: How the peer proved who it is: ``"secret"``, ``"tls"``, both, ``"loopback"`` (not at all, and it is on
+            this host), or ``"INSECURE"``.
         state: See `LinkState`.
         reason: Why it is no longer up, in words; "" while it is.
 
@@ -77,15 +79,18 @@ class Link:
         owner: LinkOwner,
         channel: Channel,
         transport: str,
-        cluster_id: int,
-        incarnation: bytes,
-        address: str,
-        writer: asyncio.StreamWriter,
+        peer: messages.Introduce | messages.Accept,
+        wire: Wire,
+        lease: float,
+        security: str,
     ) -> None:
-        self.cluster_id = cluster_id
-        self.incarnation = incarnation
+        self.cluster_id = peer.cluster_id
+        self.incarnation = peer.incarnation
         self.transport = transport
-        self.address = address
+        self.address = wire.name
+        self.security = security
+        #: Where the peer takes links, or None.
+        self.listens = (wire.host, peer.port) if peer.port else None
         self.state = LinkState.UP
         self.reason = ""
         self.channel = channel
@@ -93,12 +98,20 @@ class Link:
         self.registry = owner.registry
         #: Changes whenever the peer's table or the state does. Read without a lock on the transfer path.
         self.version = 0
-        #: Set in the loop's thread once the connection is closed.
+        #: Set in the loop's thread once nothing that the peer asked for can move any more.
         self.gone = asyncio.Event()
+        #: Times of the loop: when the peer was heard last, and when it was last told anything.
+        self.heard = self.told = owner.loop.time()
+        #: Seconds of silence after which the peer counts as gone, and after which this side says something.
+        self.lease, self.pause = lease, min(lease, peer.lease) / 4
+        #: Ids of the memory that the peer may touch, as far as it has not confirmed otherwise.
+        self.published: set[int] = set()
+        self.wire = wire
+        #: Whether the link is to close the connection; a handshake that fails has a last word to say on it.
+        self.owns_wire = False
         #: Transfers that have not settled. Single operations on it are atomic.
         self.inflight: dict[LinkTransfer, PreparedTransfer] = {}
         self._owner = owner
-        self._writer = writer
         self._table = PeerTable()
         self._serials = itertools.count(1)
         self._answers: dict[int, asyncio.Future[Any]] = {}
@@ -312,22 +325,13 @@ class Link:
         if self.state is not LinkState.UP:
             return
         if goodbye is not None:
-            # Half open until the peer has closed its half: that is how this side learns that the peer's end is down.
             self.send(messages.Goodbye(goodbye))
-            if self._writer.can_write_eof():
-                self._writer.write_eof()
-        else:
-            self._writer.close()
         self.state, self.reason = state, reason
         self._table.clear()
         self.version += 1
         for answer in self._answers.values():
             answer.cancel()
         self._owner.link_ended(self)
-
-    def close_wire(self) -> None:
-        """Close the connection, whether or not the peer has."""
-        self._writer.close()
 
     def __repr__(self) -> str:
         return f"<Link to {self.peer_name} by {self.transport}, {self.state.value}>"
@@ -337,7 +341,10 @@ class Link:
     def send(self, message: messages.Message) -> None:
         """Send a message, in the loop's thread."""
         if self.state is LinkState.UP:
-            self._writer.write(messages.encode(message))
+            self.told = self._owner.loop.time()
+            self.wire.send(message)
+            if isinstance(message, messages.Publish):
+                self.published.update(memory.memory_id for memory in message.memories)
 
     def _post_message(self, message: messages.Message) -> None:
         self._owner.loop.call_soon_threadsafe(self.send, message)
@@ -396,19 +403,22 @@ class Link:
             self._owner.notified(self, message.payload)
         elif isinstance(message, messages.Goodbye):
             self.end(LinkState.BROKEN, f"the peer closed it: {message.reason}")
-        else:
+        elif not isinstance(message, messages.Alive):
             raise BrokenError(
                 f"{self.peer_name} sent {type(message).__name__} out of turn", code="link.protocol", peer=self.peer_name
             )
 
     def _learn(self, memories: Iterable[PublishedMemory], caches: Iterable[PublishedCache]) -> None:
         for memory in memories:
+            region = check_memory(memory, self.peer_name)
             if self._table.knows(memory.memory_id) or self.transport not in memory.descriptions:
                 continue
-            region = MemoryRegion(memory.address, memory.length, MemoryKind(memory.kind), Access(memory.access))
             self.channel.attach(memory.memory_id, region, memory.descriptions[self.transport])
+            self._table.room(self.peer_name)
             self._table.add_memory(memory)
-        self._table.add_caches(caches)
+        for cache in caches:
+            self._table.room(self.peer_name)
+            self._table.add_caches([cache])
         self.version += 1
 
     def _forget(self, message: messages.Withdraw) -> None:

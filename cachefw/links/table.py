@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from cachefw.errors import RequestError, refusal
-from cachefw.memory import Access
+from cachefw.errors import BrokenError, RequestError, refusal
+from cachefw.memory import Access, MemoryKind, MemoryRegion
 from cachefw.published import PublishedCache, PublishedMemory
 from cachefw.registry import RangeTable
 from cachefw.transport import Operation
 
-__all__ = ["PeerTable", "name_words"]
+__all__ = ["PeerTable", "check_memory", "name_words"]
+
+#: What one peer may publish, in memory and in caches' tensors: more is no table but an attack.
+MOST = 2**20
 
 
 class PeerTable:
@@ -26,6 +29,8 @@ class PeerTable:
         self._caches: dict[int, PublishedCache] = {}
         self._names: dict[tuple[str, int, int], int] = {}
         self._ranges: RangeTable | None = None
+        # Tensors and names of all caches.
+        self._tensors = 0
 
     @property
     def caches(self) -> list[PublishedCache]:
@@ -81,6 +86,16 @@ class PeerTable:
                         peer=peer,
                     )
 
+    def room(self, peer: str) -> None:
+        """Refuse a peer that publishes without end.
+
+        Raises:
+            BrokenError: It has published as much as is taken.
+        """
+        if max(len(self._memories), self._tensors) >= MOST:
+            text = f"{peer} published more than {MOST:,} memories or tensors; nobody's cache has that many"
+            raise BrokenError(text, code="link.protocol", peer=peer)
+
     def add_memory(self, memory: PublishedMemory) -> None:
         """File memory that can be reached."""
         with self._lock:
@@ -91,23 +106,26 @@ class PeerTable:
         """File caches under their ids and keys."""
         with self._lock:
             for cache in caches:
-                # Published anew when its keys change.
-                old = self._caches.get(cache.cache_id)
-                for name in old.names if old else ():
-                    self._names.pop(name[:3], None)
+                self._forget(cache.cache_id)
                 self._caches[cache.cache_id] = cache
+                self._tensors += len(cache.tensors) + len(cache.names)
                 self._names.update((name[:3], cache.cache_id) for name in cache.names)
 
     def remove(self, memory_ids: Iterable[int], cache_ids: Iterable[int]) -> None:
         """Forget what the peer withdraws."""
         with self._lock:
             for number in cache_ids:
-                cache = self._caches.pop(number, None)
-                for name in cache.names if cache else ():
-                    self._names.pop(name[:3], None)
+                self._forget(number)
             for number in memory_ids:
                 self._memories.pop(number, None)
             self._ranges = None
+
+    def _forget(self, cache_id: int) -> None:
+        cache = self._caches.pop(cache_id, None)
+        if cache is not None:
+            self._tensors -= len(cache.tensors) + len(cache.names)
+            for name in cache.names:
+                self._names.pop(name[:3], None)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -115,7 +133,25 @@ class PeerTable:
             self._memories.clear()
             self._caches.clear()
             self._names.clear()
+            self._tensors = 0
             self._ranges = None
+
+
+def check_memory(memory: PublishedMemory, peer: str) -> MemoryRegion:
+    """What the peer says of its memory, held against what can be.
+
+    Raises:
+        BrokenError: It cannot.
+    """
+    try:
+        region = MemoryRegion(memory.address, memory.length, MemoryKind(memory.kind), Access(memory.access))
+        possible = 0 < memory.memory_id < 2**63 and region.address > 0 and region.length > 0
+        possible = possible and region.end <= 2**64
+    except ValueError:
+        possible = False
+    if not possible:
+        raise BrokenError(f"{peer} published memory that cannot be: {memory}", code="link.protocol", peer=peer)
+    return region
 
 
 def name_words(name: tuple[str, int, int] | int) -> str:
