@@ -189,7 +189,7 @@ def test_nonsense_from_a_server_is_said(pair: tuple[cachefw.Node, cachefw.Node],
         with pytest.raises(cachefw.BrokenError, match=text) as caught:
             pair[0].link(f"127.0.0.1:{server.getsockname()[1]}")
         thread.join(20)
-    assert caught.value.code == "link.protocol"
+    assert caught.value.code == ("link.protocol" if answer else "link.closed")
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,9 @@ def test_half_a_handshake_and_silence_is_let_go(
 
 def test_a_taken_port_and_a_wrong_address_are_said(pair: tuple[cachefw.Node, cachefw.Node]) -> None:
     before = threading.active_count()
-    with pytest.raises(cachefw.BrokenError, match=r"cannot listen on 127\.0\.0\.1:\d+: Address already in use; port 0"):
+    with pytest.raises(
+        cachefw.BrokenError, match=r"cannot listen on 127\.0\.0\.1:\d+: Address already in use.*; port 0"
+    ):
         cachefw.Node(9, pair[0].address)
     for wrong in ("127.0.0.1", ":80", "127.0.0.1:99999", "127.0.0.1:x"):
         with pytest.raises(ValueError, match="is no address"):

@@ -85,11 +85,18 @@ def holder(port: int) -> str:
         inodes |= {f"socket:[{f[9]}]" for f in fields if f[3] == "0A" and int(f[1].rpartition(":")[2], 16) == port}
     for pid in filter(str.isdigit, os.listdir("/proc") if inodes else ()):
         try:
-            held = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
-            if inodes & held:
+            held = (_target(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd"))
+            if not inodes.isdisjoint(held):
                 with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as name:
                     return f"process {pid}, {name.read().strip()},"
         except OSError:
             # It ended meanwhile, or belongs to somebody else.
             continue
     return ""
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""

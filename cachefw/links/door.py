@@ -28,7 +28,7 @@ _log = logging.getLogger("cachefw")
 #: Refusals that mean: another handshake between the same two nodes makes the link, or has made it.
 _ELSEWHERE = ("link.already", "link.crossed")
 #: Failures for which an address is trusted less: it did not behave like a node of ours.
-_SUSPECT = ("link.protocol", "link.lost", "link.timeout", "authentication")
+_SUSPECT = ("link.protocol", "link.closed", "link.lost", "link.timeout", "authentication")
 #: Seconds to wait for that link before dialling again: the peer may have meant one that was just closed here. Also how
 #: long a stranger who is turned away has to hear why.
 _PATIENCE = 0.2
@@ -72,6 +72,9 @@ class Door:
         if self._taking is not None:
             self._taking.cancel()
             await asyncio.wait([self._taking])
+        for dial in list(self._dials.values()):
+            dial.cancel()
+            await asyncio.wait([dial])
         if self._listener is not None:
             self._listener.close()
         while self._hearing:
@@ -124,7 +127,7 @@ class Door:
     async def _dial(self, host: str, port: int, timeout: float, patient: bool) -> Link:
         end = self._hub.loop.time() + timeout
         pause, longest = _PAUSES
-        again = ("link.busy", "link.unreachable", "link.lost") if patient else ("link.busy",)
+        again = ("link.busy", "link.unreachable", "link.lost", "link.closed") if patient else ("link.busy",)
         while True:
             try:
                 wire = await Wire.dial(host, port, self._credentials.tls, timeout)
@@ -167,7 +170,7 @@ class Door:
             if peer.incarnation in self._answering:
                 raise BrokenError("the peer's dial makes the link", code="link.crossed", facts={"by": peer.incarnation})
         except BaseException:
-            wire.close()
+            self._drop(wire)
             raise
         self._dialling.add(peer.incarnation)
         try:
@@ -184,7 +187,7 @@ class Door:
                 wire.send(messages.Choose(shared[0], transport.card()))
                 channel = await aside(transport.connect, cards[shared[0]], timeout, session)
             except BaseException:
-                wire.close()
+                self._drop(wire)
                 raise
             return await hub.establish(wire, channel, shared[0], peer, dialled=True)
         finally:
@@ -226,19 +229,17 @@ class Door:
         self._hub.loop.call_later(_PATIENCE, connection.close)
 
     async def _welcome(self, connection: socket.socket, address: str) -> None:
-        suspect = True
         wire: Wire | None = None
         limit = self._hub.manager.link_timeout
         try:
             wire = await asyncio.wait_for(Wire.take(connection, self._credentials.tls, limit), limit)
             await asyncio.wait_for(self._answer(wire), limit)
-            suspect = False
         except (CacheError, asyncio.TimeoutError, OSError) as error:
             # The dialler gets the reason if it still listens; this side has nobody to raise to.
             known = error if isinstance(error, CacheError) else None
             known = known or BrokenError(str(error) or "the handshake took too long", code="link.timeout")
-            suspect = known.code.startswith(_SUSPECT)
-            if suspect:
+            if known.code.startswith(_SUSPECT):
+                self._gate.blame(address)
                 _log.info("no link for %s: %s", address, known)
             if wire is not None:
                 with contextlib.suppress(OSError, asyncio.TimeoutError):
@@ -246,13 +247,13 @@ class Door:
                     # Closing with unread bytes would reset the connection, and the reason would be lost with it.
                     wire.say_no_more()
                     await asyncio.wait_for(wire.until_over(), _PATIENCE)
-                wire.close()
+                self._drop(wire)
         except asyncio.CancelledError:
             if wire is not None:
-                wire.close()
+                self._drop(wire)
             raise
         finally:
-            self._gate.leave(address, failed=suspect)
+            self._gate.leave(address)
             if wire is None:
                 connection.close()
 
@@ -286,6 +287,10 @@ class Door:
             await hub.establish(wire, channel, choice.transport, peer, dialled=False)
         finally:
             self._answering.discard(peer.incarnation)
+
+    def _drop(self, wire: Wire) -> None:
+        wire.close()
+        self._hub.spawn(wire.closed())
 
     def _check_demands(self, demands: list[str], name: str, *, dialler: bool) -> None:
         """Refuse a peer that cannot prove what this node demands, or demands what this node cannot."""

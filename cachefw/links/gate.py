@@ -54,18 +54,21 @@ class Gate:
         self._total += 1
         return None
 
-    def leave(self, address: str, *, failed: bool) -> None:
+    def blame(self, address: str) -> None:
+        """Count a handshake as failed, by the fault of who dialled."""
+        place = _place(address)
+        self._left[place] = self._allowance(place) - 1, self._clock()
+        self._left.move_to_end(place)
+        while len(self._left) > _REMEMBERED:
+            self._left.popitem(last=False)
+
+    def leave(self, address: str) -> None:
         """End a handshake that entered."""
         place = _place(address)
         self._total -= 1
         self._under_way[place] -= 1
         if not self._under_way[place]:
             del self._under_way[place]
-        if failed:
-            self._left[place] = self._allowance(place) - 1, self._clock()
-            self._left.move_to_end(place)
-            while len(self._left) > _REMEMBERED:
-                self._left.popitem(last=False)
 
     def _allowance(self, place: str) -> float:
         left, since = self._left.get(place, (float(self._failures), 0.0))

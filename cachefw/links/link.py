@@ -334,7 +334,7 @@ class Link:
         self._owner.link_ended(self)
 
     def __repr__(self) -> str:
-        return f"<Link to {self.peer_name} by {self.transport}, {self.state.value}>"
+        return f"<Link to {self.peer_name} by {self.transport}, {self.security}, {self.state.value}>"
 
     # ------------------------------------------------------------------ control messages, in the loop's thread
 

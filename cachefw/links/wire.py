@@ -106,7 +106,13 @@ class Wire:
             BrokenError: The peer is not cachefw, or of another version.
             AuthenticationError: It speaks TLS, and this end does not.
         """
-        await messages.read_preamble(self._reader, self.name)
+        try:
+            await messages.read_preamble(self._reader, self.name)
+        except BrokenError as error:
+            # A server learns that it does not like the client's certificate when the client's handshake is over.
+            if self._writer.get_extra_info("ssl_object") is not None and error.code in ("link.lost", "link.closed"):
+                raise _no_tls(self.name, error) from None
+            raise
 
     def seal(self, outgoing: Seal, incoming: Seal) -> None:
         """Seal every frame from now on, in both directions."""
@@ -201,6 +207,8 @@ class Wire:
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             await asyncio.wait_for(self._writer.wait_closed(), _PARTING)
         self._writer.transport.abort()
+        # The transport lets go of its socket in the loop's next round.
+        await asyncio.sleep(0)
 
 
 def _parting() -> dict[str, float]:
