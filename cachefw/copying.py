@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from cachefw.errors import CacheError, RequestError, UnsupportedOperation, refusal
 from cachefw.memory import MemoryKind, MemoryRegion, region_of
+from cachefw.quarantine import Quarantine
 from cachefw.ranges import refuse_feedback, refuse_overlap
 from cachefw.registry import Registry
 from cachefw.transport import Batch, Capability, Transport
@@ -53,8 +54,9 @@ class Copier:
     Thread safety: every method may be called from any thread.
     """
 
-    def __init__(self, transports: Mapping[str, Transport]) -> None:
+    def __init__(self, transports: Mapping[str, Transport], quarantine: Quarantine) -> None:
         self._transports = transports
+        self._quarantine = quarantine
 
     def pick(self, into_device: bool, from_device: bool, only: str | None = None) -> Transport:
         """The transport for copies between two places.
@@ -81,11 +83,15 @@ class Copier:
 
         Raises:
             UnsupportedOperation: No open transport copies between these kinds of memory; nothing was copied.
+            BusyError: A transfer whose deadline has passed may still touch the memory; nothing was copied.
             BrokenError: The runtime failed; ``failed`` names the piece.
         """
         batch, into, out_of = copy.batch, copy.into_device, copy.from_device
         if not len(batch):
             return
+        if self._quarantine:
+            for side, starts in (("dst", batch.local), ("src", batch.remote)):
+                self._quarantine.refuse(starts, batch.length, "copy", side, writes=side == "dst")
         if isinstance(into, bool) and isinstance(out_of, bool):
             self.pick(into, out_of, only).copy(batch)
             return

@@ -91,7 +91,7 @@ class CacheManager(Moving, Pushing, Layerwise, LocalCopies, Allocating, Remappin
             raise
         self._registrar = Registrar(self._transports, self._hooks, limits, strict=strict)
         self._registry = self._registrar.registry
-        self._copier = Copier(self._transports)
+        self._copier = Copier(self._transports, self._registrar.registry.quarantine)
         self._workers = Workers()
         self._pools: list[Pool] = []
         self._parts: dict[int, tuple[Pool, int, int]] = {}

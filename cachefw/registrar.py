@@ -361,9 +361,15 @@ class Registrar:
             busy = self.peers.busy(memories)
             if busy:
                 raise BusyError(f"{operation}: {busy} uses this memory now; wait for it", operation=operation)
+        except BaseException:
+            self.registry.restore(before)
+            raise
+        try:
             self.peers.withdraw(memories, caches)
         except BaseException:
             self.registry.restore(before)
+            # Peers that did let go may have it back.
+            self.peers.publish(memories, caches)
             raise
         return [error for memory in memories for error in self._give_back(memory)]
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from cachefw.cache import Cache
 from cachefw.memory import MemoryKind, MemoryRegion
+from cachefw.quarantine import Quarantine
 from cachefw.transport import RegisteredMemory
 
 __all__ = ["Memory", "MemoryState", "RangeTable", "Registry"]
@@ -132,6 +133,8 @@ class Registry:
         self.lock = threading.RLock()
         #: Changes whenever memory comes, goes or turns unusable. Read without the lock on the transfer path.
         self.version = 0
+        #: What transfers of any link may still touch although their deadlines have passed.
+        self.quarantine = Quarantine()
         self.caches: dict[int, Cache] = {}
         self.cache_memory: dict[int, tuple[Memory, ...]] = {}
         self.cache_calls: dict[int, str] = {}
@@ -144,6 +147,11 @@ class Registry:
         self._memory_ids = itertools.count(1)
         self._cache_ids = itertools.count(1)
         self._table: tuple[int, RangeTable] | None = None
+
+    def touch(self) -> None:
+        """Have everything that was prepared looked at again before it is posted."""
+        with self.lock:
+            self.version += 1
 
     def memories(self) -> list[Memory]:
         """Everything that takes a range, by address."""

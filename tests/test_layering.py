@@ -20,7 +20,7 @@ LAYERS = [
     {"offer", "reports", "session"},
     {"transport"},
     {"hookspecs"},
-    {"config", "metrics", "published"},
+    {"config", "metrics", "published", "quarantine"},
     {"discovery", "footprint"},
     {"loading"},
     {"plugins"},

@@ -17,12 +17,13 @@ from cachefw.errors import (
     TransferTimeout,
     refusal,
 )
-from cachefw.links import messages, pieces
+from cachefw.links import messages
+from cachefw.links.mover import Mover
 from cachefw.links.table import PeerTable, check_memory, name_words
 from cachefw.links.transfers import LinkTransfer, PreparedTransfer
 from cachefw.links.wire import Wire
 from cachefw.published import PublishedCache, PublishedMemory
-from cachefw.ranges import Pieces, from_arguments
+from cachefw.quarantine import Quarantine
 from cachefw.registry import RangeTable, Registry
 from cachefw.transport import Channel, Operation
 
@@ -58,7 +59,7 @@ class LinkOwner(Protocol):
         """The peer wants to know something. Called in the loop's thread."""
 
 
-class Link:
+class Link(Mover):
     """A link to one peer, for both directions. Made by `Node.link`, here or on the other side.
 
     Attributes:
@@ -98,6 +99,8 @@ class Link:
         self.registry = owner.registry
         #: Changes whenever the peer's table or the state does. Read without a lock on the transfer path.
         self.version = 0
+        self._versions = itertools.count(1)
+        self.quarantine = Quarantine()
         #: Set in the loop's thread once nothing that the peer asked for can move any more.
         self.gone = asyncio.Event()
         #: Times of the loop: when the peer was heard last, and when it was last told anything.
@@ -183,78 +186,6 @@ class Link:
         """
         return bytes(self._run(self.ask(messages.Question, what, timeout=timeout)))
 
-    # ------------------------------------------------------------------ moving
-
-    def read(
-        self,
-        local_addrs: Any,
-        remote_addrs: Any,
-        lengths: Any,
-        notify: bytes | None = None,
-        wait: bool = True,
-        timeout: float | None = None,
-    ) -> LinkTransfer:
-        """Copy from the peer's memory into local memory, without the peer's CPU.
-
-        Args:
-            local_addrs: Addresses here: an int, a list, or an integer array. Each piece lies in one local region.
-            remote_addrs: Addresses there, as many. Each piece lies in one region that the peer published.
-            lengths: Bytes of each piece, at least 1.
-            notify: At most 64 KiB that the peer gets after the last byte has moved.
-            wait: Return when it is settled. False returns at once; see `Node.completed`.
-            timeout: Seconds to wait; None takes the setting ``timeout``.
-
-        Raises:
-            RequestError: Also a `TypeError`, `ValueError` or `AttributeError`: nothing was sent. Unregistered memory, a
-                piece past the end of a region, lists of unequal length, a byte written twice.
-            BrokenError: The peer or the system failed; ``failed`` names the item.
-            TransferTimeout: The deadline passed; ``settled`` tells whether bytes may still land.
-        """
-        prepared = self.prepare(Operation.READ, local_addrs, remote_addrs, lengths)
-        return prepared.post(wait=wait, timeout=timeout, notify=notify)
-
-    def write(
-        self,
-        local_addrs: Any,
-        remote_addrs: Any,
-        lengths: Any,
-        notify: bytes | None = None,
-        wait: bool = True,
-        timeout: float | None = None,
-    ) -> LinkTransfer:
-        """Copy from local memory into the peer's memory, without the peer's CPU. Everything else is as for `read`."""
-        prepared = self.prepare(Operation.WRITE, local_addrs, remote_addrs, lengths)
-        return prepared.post(wait=wait, timeout=timeout, notify=notify)
-
-    def prepare(self, operation: Operation, local_addrs: Any, remote_addrs: Any, lengths: Any) -> PreparedTransfer:
-        """Check pieces and turn them into native form, to be posted any number of times.
-
-        Raises:
-            RequestError: As for `read`.
-        """
-        return self._prepare(operation, from_arguments(local_addrs, remote_addrs, lengths))
-
-    def read_pieces(self, wanted: Pieces, *, wait: bool, timeout: float | None, notify: bytes | None) -> LinkTransfer:
-        """Move what a pull asks for."""
-        return self._prepare(Operation.READ, wanted).post(wait=wait, timeout=timeout, notify=notify)
-
-    def write_pieces(self, wanted: Pieces, *, wait: bool, timeout: float | None, notify: bytes | None) -> LinkTransfer:
-        """Move what a push asks for."""
-        return self._prepare(Operation.WRITE, wanted).post(wait=wait, timeout=timeout, notify=notify)
-
-    def launch_pieces(self, wanted: Pieces) -> LinkTransfer:
-        """Begin to move what a layer of a task is; see `PreparedTransfer.launch`."""
-        return self._prepare(Operation.WRITE, wanted).launch()
-
-    def _prepare(self, operation: Operation, wanted: Pieces) -> PreparedTransfer:
-        self.check_up(operation.value)
-        versions = self.registry.version, self.version
-        checked = pieces.check(self, operation, wanted)
-        native = self.channel.prepare(operation, checked.batch)
-        memories = tuple(self.registry.memory(number) for number in checked.local_ids)
-        ids = tuple(checked.local_ids), frozenset(checked.remote_ids)
-        return PreparedTransfer(self, operation, native, len(checked.batch), memories, ids, versions)
-
     def check_rights(self, operation: Operation, memory_ids: Iterable[int]) -> None:
         """Refuse what the peer does not allow."""
         self._table.check_rights(operation, memory_ids, self.peer_name)
@@ -301,6 +232,10 @@ class Link:
             self._post_message(messages.Notify(bytes(notify)))
         self._owner.transfer_finished(transfer)
 
+    def changed(self) -> None:
+        """Have everything that was prepared on the link looked at again before it is posted. From any thread."""
+        self.version = next(self._versions)
+
     # ------------------------------------------------------------------ state
 
     def check_up(self, operation: str) -> None:
@@ -328,7 +263,7 @@ class Link:
             self.send(messages.Goodbye(goodbye))
         self.state, self.reason = state, reason
         self._table.clear()
-        self.version += 1
+        self.version = next(self._versions)
         for answer in self._answers.values():
             answer.cancel()
         self._owner.link_ended(self)
@@ -413,17 +348,26 @@ class Link:
             region = check_memory(memory, self.peer_name)
             if self._table.knows(memory.memory_id) or self.transport not in memory.descriptions:
                 continue
-            self.channel.attach(memory.memory_id, region, memory.descriptions[self.transport])
+            if not self._keep(memory.memory_id):
+                self.channel.attach(memory.memory_id, region, memory.descriptions[self.transport])
             self._table.room(self.peer_name)
             self._table.add_memory(memory)
         for cache in caches:
             self._table.room(self.peer_name)
             self._table.add_caches([cache])
-        self.version += 1
+        self.version = next(self._versions)
+
+    def _keep(self, memory_id: int) -> bool:
+        """Take back a withdrawal that waits for transfers: the peer gave up withdrawing. Whether there was one."""
+        for row, (serial, ids) in enumerate(self.draining):
+            if memory_id in ids:
+                self.draining[row] = serial, ids - {memory_id}
+                return True
+        return False
 
     def _forget(self, message: messages.Withdraw) -> None:
         self._table.remove(message.memory_ids, message.cache_ids)
-        self.version += 1
+        self.version = next(self._versions)
         self.draining.append((message.serial, frozenset(message.memory_ids)))
         self._drain()
 

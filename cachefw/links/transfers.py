@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+from collections.abc import Callable, Generator
 from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cachefw.config import setting
 from cachefw.errors import BrokenError, CacheError, ClosedError, TransferCancelled, TransferTimeout
@@ -11,6 +16,10 @@ from cachefw.registry import Memory, MemoryState, Registry
 from cachefw.transport import Operation, Prepared, Transfer
 
 __all__ = ["LinkTransfer", "PreparedTransfer"]
+
+
+#: Local starts, remote starts, and lengths.
+Ranges = tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]
 
 
 class Way(Protocol):
@@ -38,6 +47,12 @@ class Way(Protocol):
     def left(self, transfer: LinkTransfer) -> None: ...
 
     def finished(self, transfer: LinkTransfer, notify: bytes | None) -> None: ...
+
+    def hold(self, transfer: LinkTransfer, ranges: Ranges) -> None: ...
+
+    def let_go(self, transfer: LinkTransfer) -> None: ...
+
+    def refuse_held(self, operation: Operation, ranges: Ranges) -> None: ...
 
 
 class LinkTransfer(Transfer):
@@ -82,11 +97,55 @@ class LinkTransfer(Transfer):
             BrokenError: It failed; ``failed`` names the item.
         """
         if not self._native.wait(_deadline(timeout)):
+            self.prepared.hold(self)
             raise self.prepared.late(_deadline(timeout))
         error = self.error
         if error is not None:
             raise error
         return self
+
+    async def settle(self, timeout: float | None = None) -> LinkTransfer:
+        """`result` for a coroutine: the loop goes on meanwhile.
+
+        Cancelling the wait does not cancel the transfer; its memory then stays held until it has settled.
+
+        Args:
+            timeout: Seconds; None takes the setting ``timeout``.
+
+        Raises:
+            TransferTimeout: As for `result`.
+            BrokenError: As for `result`.
+        """
+        if not self._native.settled:
+            loop = asyncio.get_running_loop()
+            done: asyncio.Future[None] = loop.create_future()
+
+            def wake() -> None:
+                if not done.done():
+                    done.set_result(None)
+
+            def tell(_: Transfer) -> None:
+                # A loop that was closed meanwhile has nobody who waits.
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(wake)
+
+            self._native.add_done_callback(tell)
+            limit = _deadline(timeout)
+            try:
+                await asyncio.wait([done], timeout=limit)
+            except asyncio.CancelledError:
+                self.prepared.hold(self)
+                raise
+            if not self._native.settled:
+                self.prepared.hold(self)
+                raise self.prepared.late(limit)
+        error = self.error
+        if error is not None:
+            raise error
+        return self
+
+    def __await__(self) -> Generator[Any, None, LinkTransfer]:
+        return self.settle().__await__()
 
     def add_done_callback(self, callback: Callable[[Transfer], None]) -> None:
         """Have ``callback(self)`` called once it is settled, from any thread."""
@@ -99,6 +158,11 @@ class LinkTransfer(Transfer):
             UnsupportedOperation: The transport cannot.
         """
         self._native.cancel()
+
+    @property
+    def what(self) -> str:
+        """It in words."""
+        return self.prepared.what
 
     @property
     def nbytes(self) -> int:
@@ -138,6 +202,7 @@ class PreparedTransfer:
         "_local",
         "_local_ids",
         "_native",
+        "_ranges",
         "_registry",
         "_registry_version",
         "_remote",
@@ -156,6 +221,7 @@ class PreparedTransfer:
         local: tuple[Memory, ...],
         ids: tuple[tuple[int, ...], frozenset[int]],
         versions: tuple[int, int],
+        ranges: Ranges,
     ) -> None:
         self._link = link
         # Looked up once: a small transfer takes less than a microsecond in all.
@@ -164,6 +230,7 @@ class PreparedTransfer:
         self._local = local
         self._local_ids, self._remote = ids
         self._registry_version, self._link_version = versions
+        self._ranges = ranges
         self.operation = operation
         self.nbytes = native.nbytes
         self.pieces = pieces
@@ -232,16 +299,23 @@ class PreparedTransfer:
         return transfer
 
     def _wait(self, transfer: LinkTransfer, timeout: float | None) -> None:
-        link, native = self._link, transfer._native
+        native = transfer._native
         try:
             limit = _deadline(timeout)
             settled = native.wait(limit)
         except BaseException:
-            native.add_done_callback(lambda _: link.left(transfer))
+            # Ctrl-C, as a rule.
+            self.hold(transfer)
             raise
         if not settled:
-            native.add_done_callback(lambda _: link.left(transfer))
+            self.hold(transfer)
             raise self.late(limit)
+
+    def hold(self, transfer: LinkTransfer) -> None:
+        """Nobody waits for it any more: refuse its ranges, here and at the peer, until it settles."""
+        link = self._link
+        link.hold(transfer, self._ranges)
+        transfer._native.add_done_callback(lambda _: link.let_go(transfer))
 
     @property
     def what(self) -> str:
@@ -298,4 +372,5 @@ class PreparedTransfer:
                 operation=self.operation.value,
                 peer=link.peer_name,
             )
+        link.refuse_held(self.operation, self._ranges)
         self._registry_version, self._link_version = versions
