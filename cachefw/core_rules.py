@@ -13,8 +13,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from cachefw.cache import BlocksCacheKey, CacheDesc, CacheKey, as_int
-from cachefw.memory import MemoryKind, MemoryRegion
+from cachefw.cache import BlocksCacheKey, CacheDesc, CacheKey, Placement, as_int
+from cachefw.errors import CacheError
+from cachefw.memory import MemoryKind, MemoryRegion, element_size
 from cachefw.rules import Finding, Limits, Outcome, Rule
 
 __all__ = ["CACHE_RULES", "MEMORY_RULES", "Draft", "Holder", "Overlap", "address_list", "published"]
@@ -64,6 +65,7 @@ class Draft:
         regions: (index, region) of what has to be registered anew.
         views: (index, holder) of what lies in memory that is registered already.
         overlaps: What `regions` collide with.
+        sources: For each index that was given as a tensor or the like: the object, and its region or why it has none.
     """
 
     operation: str
@@ -84,6 +86,7 @@ class Draft:
     regions: list[tuple[int, MemoryRegion]] = attrs.field(factory=list)
     views: list[tuple[int, Holder]] = attrs.field(factory=list)
     overlaps: list[Overlap] = attrs.field(factory=list)
+    sources: dict[int, tuple[object, MemoryRegion | CacheError]] = attrs.field(factory=dict)
 
     @property
     def sized(self) -> CacheDesc | None:
@@ -175,12 +178,14 @@ def _address(draft: Draft) -> Iterable[Finding]:
     size = draft.length or 1
     for index, raw in enumerate(draft.given):
         address = as_int(raw)
+        if index in draft.sources:
+            continue
         if address is None:
             builtin = AttributeError if raw is None else TypeError
             found = "None" if raw is None else _shown(raw)
             yield _refuse(
                 f"{draft.place(index)} is {found}",
-                "give the start address of the tensor as an int",
+                "give the tensor, or its start address as an int",
                 builtin,
                 index=index,
             )
@@ -198,6 +203,36 @@ def _address(draft: Draft) -> Iterable[Finding]:
                 length=size,
                 facts={"excess": address + size - _TOP},
             )
+
+
+def _source(draft: Draft) -> Iterable[Finding]:
+    for index, (source, region) in draft.sources.items():
+        place = draft.place(index)
+        if isinstance(region, CacheError):
+            builtin = next(kind for kind in (AttributeError, TypeError, ValueError) if isinstance(region, kind))
+            yield _refuse(f"{place}: {region}", "give memory that is one run of bytes", builtin, index=index)
+        elif draft.sized is not None:
+            for text, fix, facts in _unlike(place, source, region, draft.sized):
+                at, length = region.address, region.length
+                yield _refuse(text, fix, index=index, address=at, length=length, facts=facts)
+
+
+def _unlike(
+    place: str, source: object, region: MemoryRegion, desc: CacheDesc
+) -> Iterable[tuple[str, str, dict[str, Any]]]:
+    """What a tensor has that its description does not say: message, fix and facts."""
+    if region.length < desc.size:
+        shape = f"a tensor of {list(desc.shape)} {desc.data_type.name}"
+        text = f"{place} has {_bytes(region.length)}, and {shape} has {_bytes(desc.size)}"
+        yield text, "give a tensor that large, or correct the shape", {"found": region.length, "needed": desc.size}
+    item, needed = element_size(source), desc.data_type.itemsize
+    if item is not None and item != needed:
+        text = f"{place} has elements of {_bytes(item)}, and those of {desc.data_type.name} have {_bytes(needed)}"
+        fix = "correct the data_type, or give a view of the tensor with that element type"
+        yield text, fix, {"found": item, "needed": needed}
+    if (region.kind is MemoryKind.DEVICE) != (desc.placement is Placement.DEVICE):
+        text = f"{place} is {region.kind}, and the placement of cache_desc is {desc.placement.name}"
+        yield text, "correct the placement, or give the tensor that is there", {"found": str(region.kind)}
 
 
 def _size(draft: Draft) -> Iterable[Finding]:
@@ -403,6 +438,7 @@ CACHE_RULES: tuple[Rule, ...] = (
     Rule("core.arguments", "every argument has the right type", _VENDOR, _arguments),
     Rule("core.count", "one address for each tensor, and at least one", _VENDOR, _count),
     Rule("core.address", "addresses are integers from 1, and no tensor wraps past 2^64", _VENDOR, _address),
+    Rule("core.source", "a tensor given for an address is one run of bytes and what cache_desc says", _OURS, _source),
     Rule("core.size", "every dimension is at least 1 and the size is exact", _VENDOR, _size),
     Rule("core.unique", "no byte is registered twice", _VENDOR, _unique),
     Rule(

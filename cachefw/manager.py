@@ -104,7 +104,7 @@ class CacheManager(Moving, Pushing, Layerwise, LocalCopies, Allocating, Remappin
     def register_cache(
         self,
         cache_desc: CacheDesc,
-        addrs: Sequence[int],
+        addrs: Sequence[Any],
         cache_keys: Sequence[CacheKey] = (),
         remote_accessible: bool | None = None,
     ) -> Cache:
@@ -112,8 +112,9 @@ class CacheManager(Moving, Pushing, Layerwise, LocalCopies, Allocating, Remappin
 
         Args:
             cache_desc: What the tensors are.
-            addrs: Start address of each tensor, ``cache_desc.size`` bytes each. Memory inside what `register_memory`
-                registered becomes a view of it; any other range is registered natively.
+            addrs: Start address of each tensor, ``cache_desc.size`` bytes each; or the tensor itself (of torch or numpy,
+                anything with DLPack or the buffer protocol, an allocation), which is kept alive. Memory inside what
+                `register_memory` registered becomes a view of it; any other range is registered natively.
             cache_keys: Key i names row i. At most one for each row.
             remote_accessible: Whether linked peers may reach it; None means yes for device memory, no for host memory,
                 and for a view what holds for its memory.
@@ -134,7 +135,7 @@ class CacheManager(Moving, Pushing, Layerwise, LocalCopies, Allocating, Remappin
     def register_blocks_cache(
         self,
         cache_desc: CacheDesc,
-        addrs: Sequence[int],
+        addrs: Sequence[Any],
         blocks_cache_key: BlocksCacheKey | None = None,
         remote_accessible: bool | None = None,
     ) -> Cache:
@@ -204,7 +205,8 @@ class CacheManager(Moving, Pushing, Layerwise, LocalCopies, Allocating, Remappin
         `unregister_memory`. A region that overlaps in part is refused.
 
         Args:
-            source: A `MemoryRegion`, an allocation, a torch tensor, a numpy array, or a buffer. It is kept alive.
+            source: A `MemoryRegion`, an allocation, a torch tensor, a numpy array, or anything with DLPack or the
+                buffer protocol. It is kept alive.
             kind: What the memory is; contradicted where that is known better. None asks the source.
             remote_accessible: As for `register_cache`.
             label: A name for messages.

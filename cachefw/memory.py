@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from cachefw.dlpack import look
 from cachefw.errors import RequestError, refusal
 
 __all__ = [
@@ -21,6 +22,9 @@ __all__ = [
     "MemoryRegion",
     "align_within",
     "aligned_empty",
+    "element_size",
+    "is_memory",
+    "owner_of",
     "region_of",
 ]
 
@@ -156,7 +160,8 @@ def region_of(source: object, kind: MemoryKind | None = None, *, writable: bool 
     """The region that a tensor, array, buffer or allocation occupies.
 
     Args:
-        source: A `MemoryRegion`, `Allocation`, torch tensor, numpy array, or anything with the buffer protocol.
+        source: A `MemoryRegion`, or what has one (an `Allocation`, registered memory); a torch tensor, a numpy array,
+            or anything with DLPack or the buffer protocol.
         kind: What the caller says the memory is; contradicted where the source knows better.
         writable: Refuse what is read-only.
 
@@ -168,18 +173,7 @@ def region_of(source: object, kind: MemoryKind | None = None, *, writable: bool 
             storage, or of another kind than said. Also a `TypeError` for what is no memory, an `AttributeError` for
             None.
     """
-    if source is None:
-        raise refusal(RequestError, {AttributeError}, "the memory to register is None; give a tensor, array or region")
-    if isinstance(source, MemoryRegion):
-        region = source
-    elif isinstance(source, Allocation):
-        if source.closed:
-            raise _bad(f"{source!r}: it was closed; its memory is gone")
-        region = source.region
-    elif hasattr(source, "data_ptr") and hasattr(source, "stride"):
-        region = _tensor_region(source)
-    else:
-        region = _array_region(source, writable)
+    region = _region(source, writable)
     if kind is not None and not isinstance(kind, MemoryKind):
         raise _wrong_type("kind", "a member of MemoryKind or None", kind)
     if kind is not None and kind is not region.kind:
@@ -190,6 +184,93 @@ def region_of(source: object, kind: MemoryKind | None = None, *, writable: bool 
             return attrs.evolve(region, kind=kind)
         raise _bad(f"declared as {kind}, but {_name(source)} lies in {region.kind}")
     return region
+
+
+def _region(source: object, writable: bool) -> MemoryRegion:
+    if source is None:
+        raise refusal(RequestError, {AttributeError}, "the memory to register is None; give a tensor, array or region")
+    if isinstance(source, MemoryRegion):
+        return source
+    if isinstance(source, Allocation):
+        if source.closed:
+            raise _bad(f"{source!r}: it was closed; its memory is gone")
+        return source.region
+    held = getattr(source, "region", None)
+    if isinstance(held, MemoryRegion):
+        return held
+    if _is_tensor(source):
+        try:
+            return _tensor_region(source)
+        except (NotImplementedError, RuntimeError) as error:
+            # Sparse, fake, or on a device that does not tell.
+            raise _bad(f"{_name(source)} does not say where its memory is: {error}") from error
+    if _has_dlpack(source):
+        return _dlpack_region(source, writable)
+    return _array_region(source, writable)
+
+
+def is_memory(value: object) -> bool:
+    """Whether a value is something that has memory, rather than an address."""
+    if isinstance(value, (int, float, str, np.generic)) or value is None:
+        return False
+    if isinstance(value, np.ndarray):
+        # An array without dimensions is a number in another form.
+        return value.ndim > 0
+    if isinstance(value, MemoryRegion) or isinstance(getattr(value, "region", None), MemoryRegion):
+        return True
+    if _is_tensor(value) or hasattr(value, "__array_interface__") or hasattr(value, "__dlpack__"):
+        return True
+    try:
+        memoryview(value).release()  # type: ignore[arg-type]
+    except (TypeError, BufferError):
+        return False
+    return True
+
+
+def owner_of(source: object) -> object:
+    """What has to be kept alive while the memory of a source is in use; None for a bare range."""
+    return None if isinstance(source, MemoryRegion) else source
+
+
+def element_size(source: object) -> int | None:
+    """Bytes of one element of a source that `region_of` takes; None for bare bytes, which may stand for any."""
+    if isinstance(source, MemoryRegion) or isinstance(getattr(source, "region", None), MemoryRegion):
+        return None
+    if _is_tensor(source):
+        return int(source.element_size())  # type: ignore[attr-defined]
+    if _has_dlpack(source):
+        return look(source).itemsize
+    if isinstance(source, np.ndarray) or hasattr(source, "__array_interface__"):
+        return int(np.asarray(source).itemsize)
+    view = memoryview(source)  # type: ignore[arg-type]
+    return None if view.format == "B" else view.itemsize
+
+
+def _is_tensor(source: object) -> bool:
+    return hasattr(source, "data_ptr") and hasattr(source, "element_size") and hasattr(source, "stride")
+
+
+def _has_dlpack(source: object) -> bool:
+    return hasattr(source, "__dlpack__") and not hasattr(source, "__array_interface__")
+
+
+def _dlpack_region(source: Any, writable: bool) -> MemoryRegion:
+    name = _name(source)
+    try:
+        placed = look(source)
+    except BufferError as error:
+        raise _bad(f"{name} cannot say where its memory is: {error}") from error
+    _check_layout(name, placed.shape, placed.strides, placed.itemsize)
+    if writable and placed.read_only:
+        raise _read_only(name)
+    length = math.prod(placed.shape) * placed.itemsize
+    if placed.on_host:
+        return MemoryRegion(placed.address, length, MemoryKind.HOST)
+    return MemoryRegion(placed.address, length, MemoryKind.DEVICE, device=placed.device)
+
+
+def _read_only(name: str) -> Exception:
+    return _bad(f"{name} is read-only; transfers write into registered memory. Use a writable array")
 
 
 def _bad(text: str) -> Exception:
@@ -241,14 +322,14 @@ def _array_region(source: Any, writable: bool) -> MemoryRegion:
                 RequestError,
                 {TypeError},
                 f"{name} is no memory: give a MemoryRegion, an Allocation, a torch tensor, a numpy array, or an object "
-                "with the buffer protocol",
+                "with DLPack or the buffer protocol",
                 operation="register_memory",
             ) from None
     _check_layout(name, array.shape, array.strides, array.itemsize)
     if array.dtype.hasobject:
         raise _bad(f"{name} holds Python objects, whose bytes mean nothing elsewhere")
     if writable and not array.flags.writeable:
-        raise _bad(f"{name} is read-only; transfers write into registered memory. Use a writable array")
+        raise _read_only(name)
     return MemoryRegion(int(array.__array_interface__["data"][0]), array.nbytes, MemoryKind.HOST)
 
 

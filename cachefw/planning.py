@@ -10,7 +10,7 @@ import attrs
 from cachefw.cache import Placement, as_int
 from cachefw.core_rules import CACHE_RULES, MEMORY_RULES, Draft, Holder, Overlap, address_list, published
 from cachefw.errors import CacheError, RegistrationError, refusal
-from cachefw.memory import MemoryKind, MemoryRegion
+from cachefw.memory import MemoryKind, MemoryRegion, is_memory, region_of
 from cachefw.registry import Memory, MemoryState, Registry
 from cachefw.rules import Finding, Limits, Outcome, Plan, Request
 from cachefw.transport import Capability, Transport
@@ -44,15 +44,37 @@ class Planner:
         """Read the arguments of a cache registration; never raises for what is wrong with them."""
         draft = self._draft(operation, desc, addrs, keys, remote_accessible, blocks=blocks)
         draft.given = address_list(addrs) or []
+        if set(map(type, draft.given)) - {int}:
+            self._resolve(draft)
         draft.usable = [(i, a) for i, a in ((i, as_int(raw)) for i, raw in enumerate(draft.given)) if a and a > 0]
         desc = draft.sized
         if desc is not None:
             draft.length = size = desc.size
             kind = MemoryKind.DEVICE if desc.placement is Placement.DEVICE else MemoryKind.HOST
-            self._place(draft, [(i, MemoryRegion(a, size, kind)) for i, a in draft.usable if a + size <= 2**64])
+            wanted = [(i, MemoryRegion(a, size, kind)) for i, a in draft.usable if a + size <= 2**64]
+            for position, (index, region) in enumerate(wanted if draft.sources else ()):
+                found = draft.sources.get(index, (None, region))[1]
+                if isinstance(found, MemoryRegion) and found.kind is kind:
+                    wanted[position] = index, attrs.evolve(region, device=found.device)
+            self._place(draft, wanted)
         draft.counts = self.registry.counts()
         draft.taken_keys = self.registry.names
         return draft
+
+    @staticmethod
+    def _resolve(draft: Draft) -> None:
+        """Put addresses in the place of tensors and other memory."""
+        for index, value in enumerate(draft.given):
+            if not is_memory(value):
+                continue
+            try:
+                region = region_of(value)
+            except CacheError as error:
+                draft.sources[index] = value, error
+                draft.given[index] = None
+            else:
+                draft.sources[index] = value, region
+                draft.given[index] = region.address
 
     def memory_draft(self, region: MemoryRegion, remote_accessible: Any) -> Draft:
         """Read the arguments of a memory registration."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from cachefw.cache import as_int
 from cachefw.errors import CacheError, RequestError, refusal
+from cachefw.memory import is_memory, owner_of, region_of
 
 __all__ = ["Pieces", "addresses", "from_arguments", "refuse_feedback", "refuse_overlap", "span"]
 
@@ -21,7 +22,8 @@ class Pieces:
     """Ranges to move, three uint64 arrays of equal size: item i is ``length[i]`` bytes.
 
     Every `group` pieces in a row lie near each other on either side, and may be looked for as one. Where they are
-    `scratch`, the arrays were made for these pieces alone and are overwritten when neighbours are joined.
+    `scratch`, the arrays were made for these pieces alone and are overwritten when neighbours are joined. `owners` are
+    kept alive until the pieces have moved.
     """
 
     local: U64
@@ -29,20 +31,34 @@ class Pieces:
     length: U64
     group: int = 1
     scratch: bool = False
+    owners: tuple[object, ...] = ()
 
 
 def _bad(text: str, builtin: type[Exception] = ValueError) -> CacheError:
     return refusal(RequestError, {builtin}, text, operation="transfer")
 
 
-def from_arguments(local_addrs: Any, remote_addrs: Any, lengths: Any) -> Pieces:
+def from_arguments(local_addrs: Any, remote_addrs: Any, lengths: Any, *, writable: bool) -> Pieces:
     """Pieces from what a caller gives.
 
+    Args:
+        local_addrs: Addresses, or tensors and the like, whose addresses are taken.
+        remote_addrs: Addresses.
+        lengths: Bytes; None takes those of the tensors.
+        writable: Whether the local side is written: read-only tensors are refused.
+
     Raises:
-        RequestError: Also a `TypeError`, `ValueError` or `AttributeError`: not integers, or not as many of each.
+        RequestError: Also a `TypeError`, `ValueError` or `AttributeError`: not integers, not as many of each, or more
+            bytes than a tensor has.
     """
+    owners: tuple[object, ...] = ()
+    if type(local_addrs) is not int:
+        local_addrs, lengths, owners = _resolved(local_addrs, lengths, writable)
     wanted = Pieces(
-        addresses("local_addrs", local_addrs), addresses("remote_addrs", remote_addrs), addresses("lengths", lengths)
+        addresses("local_addrs", local_addrs),
+        addresses("remote_addrs", remote_addrs),
+        addresses("lengths", lengths),
+        owners=owners,
     )
     sizes = len(wanted.local), len(wanted.remote), len(wanted.length)
     if len(set(sizes)) != 1:
@@ -54,13 +70,46 @@ def from_arguments(local_addrs: Any, remote_addrs: Any, lengths: Any) -> Pieces:
     return wanted
 
 
+def _resolved(values: Any, lengths: Any, writable: bool) -> tuple[Any, Any, tuple[object, ...]]:
+    """Addresses in the place of tensors and the like, the lengths, and the tensors."""
+    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu" and values.itemsize > 2:
+        # An array of addresses; smaller integers are no addresses, so they are memory.
+        return values, lengths, ()
+    several = isinstance(values, (list, tuple))
+    listed = list(values) if several else [values]
+    if not several and not is_memory(values):
+        return values, lengths, ()
+    if several and not (set(map(type, listed)) - {int} and any(map(is_memory, listed))):
+        return values, lengths, ()
+    sizes: dict[int, int] = {}
+    owners = []
+    for index, value in enumerate(listed):
+        if is_memory(value):
+            region = region_of(value, writable=writable)
+            listed[index], sizes[index] = region.address, region.length
+            owners.append(owner_of(value))
+    if lengths is None:
+        if len(sizes) != len(listed):
+            raise _bad(f"lengths is None, and {len(listed) - len(sizes)} local addresses are plain; give lengths")
+        return listed, list(sizes.values()), tuple(owners)
+    asked = addresses("lengths", lengths).tolist()
+    for index, size in sizes.items():
+        if index < len(asked) and asked[index] > size:
+            raise _bad(f"lengths[{index}] is {asked[index]:,}, and local_addrs[{index}] has {size:,} bytes")
+    return listed, lengths, tuple(owners)
+
+
 def span(address: int, length: int) -> str:
     """A range in words."""
     return f"[{address:#x}, {address + length:#x})"
 
 
 def addresses(name: str, values: Any) -> U64:
-    """Addresses or lengths of any integer form as uint64, without a loop where the form allows it."""
+    """Addresses or lengths of any integer form as uint64, without a loop where the form allows it.
+
+    Raises:
+        RequestError: Also a `TypeError`, `ValueError` or `AttributeError`: no integers within 0 ... 2^64 - 1.
+    """
     if values is None:
         raise _bad(f"{name} is None; give integers", AttributeError)
     if type(values) is int and 0 <= values < 2**64:

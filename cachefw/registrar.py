@@ -24,7 +24,7 @@ from cachefw.errors import (
     refusal,
 )
 from cachefw.hooks import Hooks
-from cachefw.memory import MemoryKind, MemoryRegion, region_of
+from cachefw.memory import MemoryKind, MemoryRegion, owner_of, region_of
 from cachefw.planning import Planner, refuse
 from cachefw.registry import Memory, MemoryState, Registry
 from cachefw.rules import Limits, Plan
@@ -134,8 +134,14 @@ class Registrar:
                     continue
                 regions = [region for _, region in draft.regions]
                 remote = published(remote_accessible, regions, [holder for _, holder in draft.views])
+                owners = {index: owner_of(source) for index, (source, _) in draft.sources.items()}
                 fresh = registry.reserve(
-                    regions, label=operation, origin=_origin(), shared=False, remote_accessible=remote
+                    regions,
+                    label=operation,
+                    origin=_origin(),
+                    shared=False,
+                    remote_accessible=remote,
+                    owners=[owners.get(index) for index, _ in draft.regions],
                 )
                 cache = Cache(
                     registry.next_cache_id(),
@@ -151,7 +157,7 @@ class Registrar:
                     if memory.memory_id not in held:
                         held[memory.memory_id] = memory
                         memory.users += 1
-                registry.add_cache(cache, tuple(held.values()), operation)
+                registry.add_cache(cache, tuple(held.values()), operation, tuple(owners.values()))
                 break
         try:
             self._register_natively(operation, fresh)
@@ -176,7 +182,7 @@ class Registrar:
     ) -> Memory:
         """Register memory; see `CacheManager.register_memory`."""
         region = region_of(source, kind)
-        owner = None if isinstance(source, MemoryRegion) else source
+        owner = owner_of(source)
         registry = self.registry
         while True:
             remote = published(remote_accessible, [region], ())
@@ -198,7 +204,7 @@ class Registrar:
                     origin=_origin(),
                     shared=True,
                     remote_accessible=remote,
-                    owner=owner,
+                    owners=[owner],
                 )
                 break
         self._register_natively("register_memory", [memory])

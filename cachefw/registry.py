@@ -138,6 +138,7 @@ class Registry:
         self.caches: dict[int, Cache] = {}
         self.cache_memory: dict[int, tuple[Memory, ...]] = {}
         self.cache_calls: dict[int, str] = {}
+        self.cache_owners: dict[int, tuple[object, ...]] = {}
         self.names: dict[tuple[str, int, int], int] = {}
         #: Ids of caches that are given back once nothing names them.
         self.parting: set[int] = set()
@@ -210,12 +211,12 @@ class Registry:
         origin: str,
         shared: bool,
         remote_accessible: bool,
-        owner: object = None,
+        owners: Sequence[object],
     ) -> list[Memory]:
-        """Take ranges that a plan found free. The caller holds `lock` since that plan."""
+        """Take ranges that a plan found free, each with its owner. The caller holds `lock` since that plan."""
         made = [
             Memory(next(self._memory_ids), region, label, origin, shared, remote_accessible, owner)
-            for region in regions
+            for region, owner in zip(regions, owners, strict=True)
         ]
         self._memories.update((memory.region.address, memory) for memory in made)
         self._by_id.update((memory.memory_id, memory) for memory in made)
@@ -269,9 +270,10 @@ class Registry:
         """A fresh id; none is used twice."""
         return next(self._cache_ids)
 
-    def add_cache(self, cache: Cache, memories: tuple[Memory, ...], call: str) -> None:
-        """File a cache under its id and its keys."""
+    def add_cache(self, cache: Cache, memories: tuple[Memory, ...], call: str, owners: tuple[object, ...] = ()) -> None:
+        """File a cache under its id and its keys, and keep the owners of its memory."""
         with self.lock:
+            self.cache_owners[cache.cache_id] = owners
             self.caches[cache.cache_id] = cache
             self.cache_memory[cache.cache_id] = memories
             self.cache_calls[cache.cache_id] = call
@@ -294,7 +296,8 @@ class Registry:
         """Forget a cache and its keys."""
         with self.lock:
             self.parting.discard(cache_id)
-            del self.caches[cache_id], self.cache_memory[cache_id], self.cache_calls[cache_id]
+            for table in (self.caches, self.cache_memory, self.cache_calls, self.cache_owners):
+                del table[cache_id]
             self.names = {name: owner for name, owner in self.names.items() if owner != cache_id}
             self.version += 1
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Each row may import the rows above it, and nothing in its own row but itself.
 LAYERS = [
     {"catalog", "version"},
-    {"errors"},
+    {"dlpack", "errors"},
     {"cache", "memory"},
     {"rules"},
     {"core_rules"},

@@ -24,6 +24,7 @@ def reserve(registry, ranges, *, shared=True):
         origin="here",
         shared=shared,
         remote_accessible=False,
+        owners=[None] * len(ranges),
     )
 
 

@@ -82,7 +82,7 @@ class Mover(Protocol):
         self,
         local_addrs: Any,
         remote_addrs: Any,
-        lengths: Any,
+        lengths: Any = None,
         notify: bytes | None = None,
         wait: bool = True,
         timeout: float | None = None,
@@ -90,9 +90,11 @@ class Mover(Protocol):
         """Copy from the peer's memory into local memory, without the peer's CPU.
 
         Args:
-            local_addrs: Addresses here: an int, a list, or an integer array. Each piece lies in one local region.
+            local_addrs: Addresses here: an int, a list, or an integer array; or tensors, arrays, buffers or regions in
+                their place, one or in a list, which are kept until the bytes have moved. Each piece lies in one region
+                that is registered here.
             remote_addrs: Addresses there, as many. Each piece lies in one region that the peer published.
-            lengths: Bytes of each piece, at least 1.
+            lengths: Bytes of each piece, at least 1. None takes the sizes of the tensors.
             notify: At most 64 KiB that the peer gets after the last byte has moved.
             wait: Return when it is settled. False returns at once; see `Node.completed`.
             timeout: Seconds to wait; None takes the setting ``timeout``.
@@ -110,7 +112,7 @@ class Mover(Protocol):
         self,
         local_addrs: Any,
         remote_addrs: Any,
-        lengths: Any,
+        lengths: Any = None,
         notify: bytes | None = None,
         wait: bool = True,
         timeout: float | None = None,
@@ -124,7 +126,7 @@ class Mover(Protocol):
         operation: Operation,
         local_addrs: Any,
         remote_addrs: Any,
-        lengths: Any,
+        lengths: Any = None,
         notify: bytes | None = None,
         timeout: float | None = None,
     ) -> LinkTransfer:
@@ -156,13 +158,17 @@ class Mover(Protocol):
             self.notify(notify)
         return transfer
 
-    def prepare(self, operation: Operation, local_addrs: Any, remote_addrs: Any, lengths: Any) -> PreparedTransfer:
+    def prepare(
+        self, operation: Operation, local_addrs: Any, remote_addrs: Any, lengths: Any = None
+    ) -> PreparedTransfer:
         """Check pieces and turn them into native form, to be posted any number of times.
 
         Raises:
             RequestError: As for `read`.
         """
-        return self._prepare(operation, from_arguments(local_addrs, remote_addrs, lengths))
+        return self._prepare(
+            operation, from_arguments(local_addrs, remote_addrs, lengths, writable=operation is Operation.READ)
+        )
 
     def read_pieces(self, wanted: Pieces, *, wait: bool, timeout: float | None, notify: bytes | None) -> LinkTransfer:
         """Move what a pull asks for."""
@@ -185,7 +191,7 @@ class Mover(Protocol):
         memories = tuple(self.registry.memory(number) for number in checked.local_ids)
         ids, batch = (tuple(checked.local_ids), frozenset(checked.remote_ids)), checked.batch
         ranges = batch.local, batch.remote, batch.length
-        return PreparedTransfer(self, operation, native, len(batch), memories, ids, versions, ranges)
+        return PreparedTransfer(self, operation, native, len(batch), memories, ids, versions, ranges, wanted.owners)
 
     @property
     def unsettled(self) -> list[LinkTransfer]:

@@ -202,6 +202,7 @@ class PreparedTransfer:
         "_local",
         "_local_ids",
         "_native",
+        "_owners",
         "_ranges",
         "_registry",
         "_registry_version",
@@ -222,12 +223,14 @@ class PreparedTransfer:
         ids: tuple[tuple[int, ...], frozenset[int]],
         versions: tuple[int, int],
         ranges: Ranges,
+        owners: tuple[object, ...] = (),
     ) -> None:
         self._link = link
         # Looked up once: a small transfer takes less than a microsecond in all.
         self._start, self._inflight, self._registry = link.start, link.inflight, link.registry
         self._native = native
         self._local = local
+        self._owners = owners
         self._local_ids, self._remote = ids
         self._registry_version, self._link_version = versions
         self._ranges = ranges
