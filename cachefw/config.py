@@ -49,6 +49,13 @@ def _count(text: str) -> int:
     return value
 
 
+def _bytes(text: str) -> int:
+    value = int(text)
+    if not 2**16 <= value <= 2**40 or value % 2**16:
+        raise ValueError("must be a multiple of 65536, and at most 2^40")
+    return value
+
+
 def _flag(text: str) -> bool:
     try:
         return {"0": False, "1": True}[text]
@@ -97,6 +104,13 @@ SETTINGS: dict[str, Setting] = {
             120,
             _count,
             "failed handshakes of one address in a minute, after which it has to wait",
+        ),
+        Setting(
+            "staging",
+            "CACHEFW_STAGING",
+            16 * 2**20,
+            _bytes,
+            "bytes of a link's buffer for memory that its transport does not take, made when it is first needed",
         ),
         Setting("debug", "CACHEFW_DEBUG", False, _flag, "1 shows the traceback behind an error of the command line"),
         Setting(

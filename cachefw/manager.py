@@ -31,8 +31,9 @@ from cachefw.registrar import Peers, Registrar
 from cachefw.registry import Memory, Registry
 from cachefw.remapping import Remapping
 from cachefw.rules import Limits, Plan
+from cachefw.staging import Staging
 from cachefw.tasks import Workers
-from cachefw.transport import Capability, Transport
+from cachefw.transport import Capability, Channel, Transport
 from cachefw.version import VERSION
 
 __all__ = ["CacheManager"]
@@ -112,7 +113,7 @@ class CacheManager(Moving, Pushing, Layerwise, LocalCopies, Allocating, Remappin
 
         Args:
             cache_desc: What the tensors are.
-            addrs: Start address of each tensor, ``cache_desc.size`` bytes each; or the tensor itself (of torch or numpy,
+            addrs: Start address of each tensor, ``cache_desc.size`` bytes each; or the tensor itself (torch, numpy,
                 anything with DLPack or the buffer protocol, an allocation), which is kept alive. Memory inside what
                 `register_memory` registered becomes a view of it; any other range is registered natively.
             cache_keys: Key i names row i. At most one for each row.
@@ -341,6 +342,10 @@ class CacheManager(Moving, Pushing, Layerwise, LocalCopies, Allocating, Remappin
     def transport(self, name: str) -> Transport:
         """The open transport of that name."""
         return self._transports[name]
+
+    def staging(self, name: str, channel: Channel) -> Staging:
+        """What moves memory over a link's channel that its transport does not take."""
+        return Staging(self._transports[name], channel, self._registrar, self._copier, self.allocate)
 
     def bind(self, peers: Peers, close: Callable[[], None]) -> None:
         """Have a node's links serve this manager; `close` closes the node when the interpreter exits."""

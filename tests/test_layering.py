@@ -32,7 +32,7 @@ LAYERS = [
     {"copying", "planning", "pools", "pulls", "tasks"},
     {"pushes"},
     {"registrar"},
-    {"managed"},
+    {"managed", "staging"},
     {"allocating", "layerwise", "local", "moving", "pushing", "remapping"},
     {"manager"},
     {"links"},

@@ -22,6 +22,7 @@ from cachefw.links.wire import Wire
 from cachefw.manager import CacheManager
 from cachefw.published import PublishedCache, PublishedMemory
 from cachefw.registry import Memory, MemoryState
+from cachefw.staging import Staging
 from cachefw.transport import Channel
 
 __all__ = ["Hub"]
@@ -218,7 +219,7 @@ class Hub:
 
     async def _part(self, link: Link) -> None:
         """Close the channel where that may block; tell the peer that it is down; keep the link until the peer's is."""
-        await aside(link.channel.close)
+        await aside(link.close_channel)
         if not link.owns_wire:
             self._parting.discard(link)
             return
@@ -234,13 +235,17 @@ class Hub:
             self._parting.discard(link)
             await link.wire.closed()
 
+    def staging(self, transport: str, channel: Channel) -> Staging:
+        """What moves memory over a channel that its transport does not take."""
+        return self.manager.staging(transport, channel)
+
     async def unlink(self, link: Link, reason: str) -> None:
         """Close one link on purpose, and wait until the peer's end is down too, unless the peer does not answer."""
         link.end(LinkState.CLOSED, "it was closed on this side", goodbye=reason)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(link.gone.wait(), self.manager.link_timeout)
         # The channel is closed once, in a thread of its own; closing again only waits for that.
-        await aside(link.channel.close)
+        await aside(link.close_channel)
 
     async def close(self, reason: str) -> None:
         """Close every link, and wait for what that leaves to do."""

@@ -25,6 +25,7 @@ from cachefw.links.wire import Wire
 from cachefw.published import PublishedCache, PublishedMemory
 from cachefw.quarantine import Quarantine
 from cachefw.registry import RangeTable, Registry
+from cachefw.staging import Staging
 from cachefw.transport import Channel, Operation
 
 __all__ = ["Link", "LinkState"]
@@ -45,6 +46,9 @@ class LinkOwner(Protocol):
 
     registry: Registry
     loop: asyncio.AbstractEventLoop
+
+    def staging(self, transport: str, channel: Channel) -> Staging:
+        """What moves memory over the channel that the transport does not take."""
 
     def link_ended(self, link: Link) -> None:
         """It is no longer up. Called once, in the loop's thread."""
@@ -115,6 +119,7 @@ class Link(Mover):
         #: Transfers that have not settled. Single operations on it are atomic.
         self.inflight: dict[LinkTransfer, PreparedTransfer] = {}
         self._owner = owner
+        self.staging = owner.staging(transport, channel)
         self._table = PeerTable()
         self._serials = itertools.count(1)
         self._answers: dict[int, asyncio.Future[Any]] = {}
@@ -137,6 +142,11 @@ class Link(Mover):
     def memories(self) -> list[PublishedMemory]:
         """The peer's memory that this node may reach, as known now."""
         return self._table.memories
+
+    @property
+    def strangers(self) -> list[PublishedMemory]:
+        """Memory that the peer published for other transports than this link's."""
+        return self._table.strangers
 
     def memory_ids(self) -> set[int]:
         """Ids of the peer's memory that may be touched now."""
@@ -268,6 +278,11 @@ class Link(Mover):
             answer.cancel()
         self._owner.link_ended(self)
 
+    def close_channel(self) -> None:
+        """Close the way to the peer, and what belongs to it. May block; closing again only waits for that."""
+        self.channel.close()
+        self.staging.close()
+
     def __repr__(self) -> str:
         return f"<Link to {self.peer_name} by {self.transport}, {self.security}, {self.state.value}>"
 
@@ -346,7 +361,11 @@ class Link(Mover):
     def _learn(self, memories: Iterable[PublishedMemory], caches: Iterable[PublishedCache]) -> None:
         for memory in memories:
             region = check_memory(memory, self.peer_name)
-            if self._table.knows(memory.memory_id) or self.transport not in memory.descriptions:
+            if self._table.knows(memory.memory_id):
+                continue
+            if self.transport not in memory.descriptions:
+                self._table.room(self.peer_name)
+                self._table.add_stranger(memory)
                 continue
             if not self._keep(memory.memory_id):
                 self.channel.attach(memory.memory_id, region, memory.descriptions[self.transport])

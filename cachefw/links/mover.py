@@ -6,12 +6,16 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+import numpy as np
+
 from cachefw.links import pieces
 from cachefw.links.transfers import LinkTransfer, PreparedTransfer, Ranges
+from cachefw.memory import MemoryKind
 from cachefw.published import PublishedMemory
 from cachefw.quarantine import Quarantine
 from cachefw.ranges import Pieces, from_arguments
 from cachefw.registry import RangeTable, Registry
+from cachefw.staging import Staging
 from cachefw.transport import Channel, Operation, Prepared, Transfer
 
 __all__ = ["Mover"]
@@ -20,7 +24,9 @@ __all__ = ["Mover"]
 class Mover(Protocol):
     """The moving half of `cachefw.Link`, which derives from it and brings what it works on."""
 
+    transport: str
     channel: Channel
+    staging: Staging
     registry: Registry
     version: int
     inflight: dict[LinkTransfer, PreparedTransfer]
@@ -36,6 +42,11 @@ class Mover(Protocol):
     @property
     def memories(self) -> list[PublishedMemory]:
         """The peer's memory that may be reached."""
+        ...
+
+    @property
+    def strangers(self) -> list[PublishedMemory]:
+        """Memory that the peer published for other transports."""
         ...
 
     def memory_ids(self) -> set[int]:
@@ -187,11 +198,20 @@ class Mover(Protocol):
         versions = self.registry.version, self.version
         checked = pieces.check(self, operation, wanted)
         self.refuse_held(operation, (checked.batch.local, checked.batch.remote, checked.batch.length))
-        native = self.channel.prepare(operation, checked.batch)
         memories = tuple(self.registry.memory(number) for number in checked.local_ids)
-        ids, batch = (tuple(checked.local_ids), frozenset(checked.remote_ids)), checked.batch
+        native: Prepared
+        start, batch = self.start, checked.batch
+        if all(self.transport in memory.registered for memory in memories):
+            native = self.channel.prepare(operation, batch)
+        else:
+            devices = [memory.memory_id for memory in memories if memory.region.kind is MemoryKind.DEVICE]
+            on_device = np.isin(self.registry.table().find(batch.local, batch.length)[0], devices)
+            native, start = self.staging.prepare(operation, batch, on_device), self.staging.post
+        ids = tuple(checked.local_ids), frozenset(checked.remote_ids)
         ranges = batch.local, batch.remote, batch.length
-        return PreparedTransfer(self, operation, native, len(batch), memories, ids, versions, ranges, wanted.owners)
+        return PreparedTransfer(
+            self, operation, native, start, len(batch), memories, ids, versions, ranges, wanted.owners
+        )
 
     @property
     def unsettled(self) -> list[LinkTransfer]:

@@ -36,6 +36,9 @@ class _Ends(Protocol):
     @property
     def memories(self) -> list[PublishedMemory]: ...
 
+    @property
+    def strangers(self) -> list[PublishedMemory]: ...
+
     def remote_table(self) -> RangeTable: ...
 
     def sync(self) -> None: ...
@@ -126,8 +129,16 @@ def _outside(ends: _Ends, wanted: Pieces, index: int) -> CacheError:
 def _beyond(ends: _Ends, wanted: Pieces, index: int, operation: Operation) -> CacheError:
     address, length = int(wanted.remote[index]), int(wanted.length[index])
     published = ends.memories
-    near = [m for m in published if m.address < address + length and address < m.address + m.length]
-    if near:
+    near, strange = (
+        [m for m in table if m.address < address + length and address < m.address + m.length]
+        for table in (published, ends.strangers)
+    )
+    if strange:
+        hint = (
+            f"memory {strange[0].memory_id} there is {strange[0].kind}, which the transport of this link does not "
+            f"take; it is reached by {' or '.join(sorted(strange[0].descriptions)) or 'no transport'}"
+        )
+    elif near:
         over = _missed(address, length, near[0].address, near[0].length)
         hint = f"it goes {over:,} bytes past memory {near[0].memory_id} there, {span(near[0].address, near[0].length)}"
     else:

@@ -26,6 +26,7 @@ class PeerTable:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._memories: dict[int, PublishedMemory] = {}
+        self._strangers: dict[int, PublishedMemory] = {}
         self._caches: dict[int, PublishedCache] = {}
         self._names: dict[tuple[str, int, int], int] = {}
         self._ranges: RangeTable | None = None
@@ -43,6 +44,12 @@ class PeerTable:
         """The memory, in the order in which it came."""
         with self._lock:
             return list(self._memories.values())
+
+    @property
+    def strangers(self) -> list[PublishedMemory]:
+        """Memory that was published for other transports than the link's."""
+        with self._lock:
+            return list(self._strangers.values())
 
     def memory_ids(self) -> set[int]:
         """Ids of the memory."""
@@ -92,7 +99,7 @@ class PeerTable:
         Raises:
             BrokenError: It has published as much as is taken.
         """
-        if max(len(self._memories), self._tensors) >= MOST:
+        if max(len(self._memories) + len(self._strangers), self._tensors) >= MOST:
             text = f"{peer} published more than {MOST:,} memories or tensors; nobody's cache has that many"
             raise BrokenError(text, code="link.protocol", peer=peer)
 
@@ -101,6 +108,11 @@ class PeerTable:
         with self._lock:
             self._memories[memory.memory_id] = memory
             self._ranges = None
+
+    def add_stranger(self, memory: PublishedMemory) -> None:
+        """File memory that the link's transport does not reach, to name it when it is asked for."""
+        with self._lock:
+            self._strangers[memory.memory_id] = memory
 
     def add_caches(self, caches: Iterable[PublishedCache]) -> None:
         """File caches under their ids and keys."""
@@ -118,6 +130,7 @@ class PeerTable:
                 self._forget(number)
             for number in memory_ids:
                 self._memories.pop(number, None)
+                self._strangers.pop(number, None)
             self._ranges = None
 
     def _forget(self, cache_id: int) -> None:
@@ -131,6 +144,7 @@ class PeerTable:
         """Forget everything."""
         with self._lock:
             self._memories.clear()
+            self._strangers.clear()
             self._caches.clear()
             self._names.clear()
             self._tensors = 0

@@ -31,9 +31,6 @@ class Way(Protocol):
     draining: list[Any]
 
     @property
-    def start(self) -> Callable[[Prepared], Transfer]: ...
-
-    @property
     def peer_name(self) -> str: ...
 
     def memory_ids(self) -> set[int]: ...
@@ -218,6 +215,7 @@ class PreparedTransfer:
         link: Way,
         operation: Operation,
         native: Prepared,
+        start: Callable[[Prepared], Transfer],
         pieces: int,
         local: tuple[Memory, ...],
         ids: tuple[tuple[int, ...], frozenset[int]],
@@ -227,7 +225,7 @@ class PreparedTransfer:
     ) -> None:
         self._link = link
         # Looked up once: a small transfer takes less than a microsecond in all.
-        self._start, self._inflight, self._registry = link.start, link.inflight, link.registry
+        self._start, self._inflight, self._registry = start, link.inflight, link.registry
         self._native = native
         self._local = local
         self._owners = owners
