@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import collections
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -74,6 +75,7 @@ class TransferWithCacheKeyConfig:
         return self.cache_key.cluster_id
 
 
+_log = logging.getLogger("cachefw")
 _NAME = "transfer_cache_async"
 
 
@@ -221,6 +223,12 @@ class CacheTask:
         except CacheError as error:
             self._fail(leg, error, layer)
             return
+        except Exception as failure:
+            # A fault of cachefw's or of a transport's; it may not pass for an arrival.
+            error = CacheError(f"sending layer {layer} to {leg.peer} broke: {failure!r}", code="task.broken")
+            error.__cause__ = failure
+            self._fail(leg, error, layer)
+            return
         with self._changed:
             leg.running.add(transfer)
         transfer.add_done_callback(lambda done: self._settled(leg, done, layer))
@@ -327,5 +335,8 @@ class Workers:
                     del self._running[me]
                     return
                 self._running[me] = task = self._queue.popleft()
-            task.run()
+            try:
+                task.run()
+            except Exception:
+                _log.exception("a layer-wise transfer broke; its outcome says so")
             del task
