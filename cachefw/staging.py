@@ -18,7 +18,7 @@ import numpy as np
 from cachefw import layout
 from cachefw.config import setting
 from cachefw.copying import Copier, Flags, LocalCopy
-from cachefw.errors import BusyError, CacheError, ClosedError, TransferCancelled, UnsupportedOperation
+from cachefw.errors import BrokenError, BusyError, CacheError, ClosedError, TransferCancelled, UnsupportedOperation
 from cachefw.memory import MemoryKind, aligned_empty
 from cachefw.ranges import Pieces
 from cachefw.registrar import Registrar
@@ -118,7 +118,7 @@ class StagedTransfer(Transfer):
             failure.facts.pop("failed", None)
             error = failure
         except BaseException as failure:
-            error = CacheError(f"staging stopped: {failure!r}", code="staging.broken", operation="post")
+            error = BrokenError(f"staging stopped: {failure!r}", code="staging.broken", operation="post")
             error.__cause__ = failure
             if not isinstance(failure, Exception):
                 raise

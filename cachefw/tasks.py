@@ -13,7 +13,7 @@ import attrs
 
 from cachefw.cache import BlocksCacheKey, CacheKeyByIdAndIndex
 from cachefw.config import setting
-from cachefw.errors import BusyError, CacheError, ClosedError, TransferCancelled, TransferTimeout
+from cachefw.errors import BrokenError, BusyError, CacheError, ClosedError, TransferCancelled, TransferTimeout
 from cachefw.transport import Transfer
 
 __all__ = ["CacheTask", "LayerSynchronizer", "Leg", "TransferConfig", "TransferWithCacheKeyConfig", "Workers"]
@@ -225,9 +225,9 @@ class CacheTask:
             return
         except Exception as failure:
             # A fault of cachefw's or of a transport's; it may not pass for an arrival.
-            error = CacheError(f"sending layer {layer} to {leg.peer} broke: {failure!r}", code="task.broken")
-            error.__cause__ = failure
-            self._fail(leg, error, layer)
+            broken = BrokenError(f"sending layer {layer} to {leg.peer} broke: {failure!r}", code="task.broken")
+            broken.__cause__ = failure
+            self._fail(leg, broken, layer)
             return
         with self._changed:
             leg.running.add(transfer)
