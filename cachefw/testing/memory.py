@@ -76,7 +76,7 @@ class MemoryTransport(Transport):
         self._limit = 0
         self._token: bytes | None = None
         self._registered: dict[bytes, MemoryRegion] = {}
-        self._allocated: dict[int, NDArray[np.uint8]] = {}
+        self._allocated: dict[int, tuple[NDArray[np.uint8], MemoryKind]] = {}
         self._channels: set[MemoryChannel] = set()
 
     @classmethod
@@ -232,9 +232,9 @@ class MemoryTransport(Transport):
             for region in self._registered.values():
                 if region.address <= address and address + length <= region.end:
                     return region.kind
-        for start, array in self._allocated.copy().items():
+        for start, (array, kind) in self._allocated.copy().items():
             if start <= address and address + length <= start + array.nbytes:
-                return MemoryKind.HOST
+                return kind
         return None
 
     def allocate(
@@ -252,7 +252,7 @@ class MemoryTransport(Transport):
             raise refusal(RequestError, {ValueError}, message, operation="allocate", transport=name)
         self._step("allocate")
         with self._lock:
-            left = self._limit - sum(array.nbytes for array in self._allocated.copy().values())
+            left = self._limit - sum(array.nbytes for array, _ in self._allocated.copy().values())
             if size > left:
                 message = f"{size:,} bytes asked for, {left:,} left of the limit of {self._limit:,} bytes"
                 raise OutOfMemoryError(message, operation="allocate", transport=name)
@@ -262,7 +262,7 @@ class MemoryTransport(Transport):
                 message = f"{size:,} bytes asked for, and the system has not that much: {error}"
                 raise OutOfMemoryError(message, operation="allocate", transport=name) from None
             address = int(array.__array_interface__["data"][0])
-            self._allocated[address] = array
+            self._allocated[address] = array, kind
         return Allocation(address, size, kind, lambda: self._release(address))
 
     def copy(self, batch: Batch) -> None:
