@@ -202,7 +202,7 @@ def _region(source: object, writable: bool) -> MemoryRegion:
         try:
             return _tensor_region(source)
         except (NotImplementedError, RuntimeError) as error:
-            # Sparse, fake, or on a device that does not tell.
+            # Fake, or on a device that does not tell.
             raise _bad(f"{_name(source)} does not say where its memory is: {error}") from error
     if _has_dlpack(source):
         return _dlpack_region(source, writable)
@@ -302,6 +302,9 @@ def _tensor_region(tensor: Any) -> MemoryRegion:
     device = str(tensor.device.type)
     if device == "meta":
         raise _bad(f"{name} is on the 'meta' device: it has a shape and no memory")
+    layout = str(getattr(tensor, "layout", "strided"))
+    if "strided" not in layout:
+        raise _bad(f"{name} has the layout {layout}, whose elements are no run of bytes")
     shape, itemsize = tuple(tensor.shape), int(tensor.element_size())
     _check_layout(name, shape, tuple(stride * itemsize for stride in tensor.stride()), itemsize)
     length = math.prod(shape) * itemsize

@@ -198,6 +198,8 @@ class Staging:
         self._copier = copier
         self._allocate = allocate
         self._lock = threading.Lock()
+        # Held until it is done: who closes again waits for that.
+        self._giving_back = threading.Lock()
         self._memory: Memory | None = None
         self._work: queue.SimpleQueue[StagedTransfer | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -258,13 +260,20 @@ class Staging:
     def close(self) -> None:
         """Drop what has not begun, wait for the rest, give the buffer back. The channel is closed. Idempotent."""
         with self._lock:
-            first, self._closed = not self._closed, True
-            thread, memory = self._thread, self._memory
-            if first:
+            if not self._closed:
+                self._closed = True
                 self._work.put(None)
+            thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
-        if first and memory is not None:
+            # A done callback, which runs there, may be what waits for this.
+            thread.join(float(setting("link_timeout")))
+        with self._giving_back:
+            memory, self._memory = self._memory, None
+            if memory is None:
+                return
+            if thread is not None and thread.is_alive() and thread is not threading.current_thread():
+                _log.warning("closing: the staging buffer %s is still in use and stays registered", memory)
+                return
             try:
                 self._registrar.unregister_memory(memory)
             except CacheError as error:

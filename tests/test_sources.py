@@ -289,6 +289,24 @@ def test_what_cannot_be_moved_is_refused(ends, local, lengths, builtin, words):
     assert not here.any()
 
 
+def test_a_tensor_without_storage_is_refused():
+    class Fake:
+        device = type("Device", (), {"type": "cpu", "index": None})()
+        shape = (4, 8)
+
+        def element_size(self):
+            return 2
+
+        def stride(self):
+            return (8, 1)
+
+        def data_ptr(self):
+            raise RuntimeError("a fake tensor has no storage")
+
+    with pytest.raises(ValueError, match="does not say where its memory is: a fake tensor has no storage"):
+        region_of(Fake())
+
+
 # ---------------------------------------------------------------------- torch
 
 
@@ -328,7 +346,7 @@ def test_torch_tensors_are_registered_and_kept(nodes, torch):
         (lambda torch: torch.zeros(4, 8, dtype=torch.float16, device="meta"), "'meta' device"),
         (lambda torch: torch.zeros(4, 8), "has elements of 4 bytes"),
         (lambda torch: torch.zeros(4, 7, dtype=torch.float16), "has 56 bytes"),
-        (lambda torch: torch.zeros(4, 8, dtype=torch.float16).to_sparse(), "does not say where its memory is"),
+        (lambda torch: torch.zeros(4, 8, dtype=torch.float16).to_sparse(), "has the layout torch.sparse_coo"),
         (lambda torch: torch.tensor(4096), "has 8 bytes"),
     ],
 )
