@@ -308,7 +308,8 @@ def _tensor_region(tensor: Any) -> MemoryRegion:
     shape, itemsize = tuple(tensor.shape), int(tensor.element_size())
     _check_layout(name, shape, tuple(stride * itemsize for stride in tensor.stride()), itemsize)
     length = math.prod(shape) * itemsize
-    if device == "cpu":
+    # A tensor that only pretends to be on a device (`cachefw.compat.npu`) says so.
+    if device == "cpu" or getattr(tensor, "is_ordinary_memory", False) is True:
         return MemoryRegion(int(tensor.data_ptr()), length, MemoryKind.HOST)
     return MemoryRegion(int(tensor.data_ptr()), length, MemoryKind.DEVICE, device=int(tensor.device.index or 0))
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import attrs
 import numpy as np
@@ -16,6 +17,9 @@ import pytest
 from cachefw import CacheDesc, CacheManager, DataType, Node, Placement, RegistrationError
 from cachefw.plugins import catalogue
 from cachefw.testing._usage import Usage
+
+# Helpers of these tests; with importlib mode their folder is on no path.
+sys.path.insert(0, str(Path(__file__).parent))
 
 MEMORY_PLUGIN = """
     from cachefw.hookspecs import hookimpl

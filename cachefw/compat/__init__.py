@@ -17,12 +17,9 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING
-
-from cachefw.config import setting
 
 if TYPE_CHECKING:
     from cachefw.errors import CacheError
@@ -43,8 +40,11 @@ DEFAULT = ("llm_datadist", "llm_datadist_wrapper", "hixl")
 _CHILDREN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_children")
 
 
-class _Finder(MetaPathFinder, Loader):
-    """Finds ``name.sub`` as ``cachefw.compat.name.sub``, and gives the very module that this other name has."""
+class _Finder:
+    """Finds ``name.sub`` as ``cachefw.compat.name.sub``, and gives the very module that this other name has.
+
+    Not derived from the import system's base classes, which take longer to import than all of this.
+    """
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -159,6 +159,8 @@ def child_environment(names: Iterable[str]) -> dict[str, str]:
 
 def install_inherited() -> None:
     """Install what the variable of `child_environment` asks for; the process that set it has checked the names."""
+    from cachefw.config import setting
+
     names = setting("compat")
     if names:
         install(*names, replace=True)
