@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,14 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def wait_for_listener(port: int) -> None:
+    """Wait until something listens on a port, without connecting to it: a sample takes just one guest."""
+    end = time.monotonic() + SECONDS
+    while f":{port:04X} 00000000:0000 0A" not in Path("/proc/net/tcp").read_text():
+        assert time.monotonic() < end, f"nothing listens on {port}"
+        time.sleep(0.02)
 
 
 class Peer:

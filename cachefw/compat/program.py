@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
 import io
 import os
@@ -37,7 +38,7 @@ class Program:
         loader = SourceFileLoader("__main__", self.file) if self.spec is None else self.spec.loader
         vars(main).update(
             __file__=self.file,
-            __builtins__=__builtins__,
+            __builtins__=builtins,
             __spec__=self.spec,
             __loader__=loader,
             __package__=None if self.spec is None else self.spec.parent,
@@ -78,10 +79,11 @@ def script(path: str, args: Sequence[str]) -> Program:
         raise NoProgram(f"can't open file {os.path.abspath(path)!r}: [Errno 2] No such file or directory")
     spec = None
     if os.path.isdir(path) or not _is_text(path):
-        _lead_path(path)
-        spec = PathFinder.find_spec("__main__", [path])
+        whole = os.path.abspath(path)
+        _lead_path(whole)
+        spec = PathFinder.find_spec("__main__", [whole])
         if spec is None or spec.origin is None:
-            raise NoProgram(f"can't find '__main__' module in {os.path.abspath(path)!r}")
+            raise NoProgram(f"can't find '__main__' module in {whole!r}")
         return Program(spec.origin, spec)
     # As the interpreter does: links are followed, so that modules beside the real file are found.
     _lead_path(os.path.dirname(os.path.realpath(path)))
