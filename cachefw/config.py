@@ -130,7 +130,6 @@ SETTINGS: dict[str, Setting] = {
         Setting("plugin_timeout", "CACHEFW_PLUGIN_TIMEOUT", 30.0, _seconds, "seconds that importing a plugin may take"),
         Setting("strict", "CACHEFW_STRICT", False, _flag, "1 refuses what a rule could not check"),
         Setting("npu", "CACHEFW_NPU", False, _flag, '1 gives torch a device "npu" that is ordinary memory'),
-        Setting("compat", "CACHEFW_COMPAT", (), _names, "packages that Python processes below `run` answer by cachefw"),
     )
 }
 

@@ -161,7 +161,7 @@ def test_wrong_types_are_type_errors(make):
 
 
 def test_an_unknown_keyword_is_told_what_is_like_it():
-    with pytest.raises(TypeError, match="'timeout_in_milis' .did you mean timeout_in_millis"):
+    with pytest.raises(TypeError, match=r"'timeout_in_milis' \(did you mean timeout_in_millis"):
         hixl.Hixl().connect(NOBODY, timeout_in_milis=3)
 
 
@@ -239,7 +239,9 @@ def test_what_is_passed_over_is_told(caplog):
     assert engine.initialize("127.0.0.1:0", {"BufferPool": "4:8", "GlobalResourceConfig": resources}) == hixl.SUCCESS
     engine.finalize()
     assert "without effect here: BufferPool, comm_resource_config.qos" in caplog.text
-    assert "no field 'comm_resource_config.protocol_des' (did you mean comm_resource_config.protocol_desc" in caplog.text
+    assert (
+        "no field 'comm_resource_config.protocol_des' (did you mean comm_resource_config.protocol_desc" in caplog.text
+    )
 
 
 def test_the_environment_has_the_say_over_protocols(monkeypatch):
@@ -399,7 +401,13 @@ def test_wrong_transfers_move_nothing(ends):
     assert client.transfer_async(address, hixl.READ, good) == (hixl.NOT_CONNECTED, 0)
     assert client.send_notify(address, hixl.NotifyDesc("a", "b")) == hixl.NOT_CONNECTED
     assert client.connect(address) == hixl.SUCCESS
-    for piece in ((0, there, 16), (here, 0, 16), (here + 4090, there, 16), (here, there + 4090, 16), (here, there, 2**63)):
+    for piece in (
+        (0, there, 16),
+        (here, 0, 16),
+        (here + 4090, there, 16),
+        (here, there + 4090, 16),
+        (here, there, 2**63),
+    ):
         descs = [*good, hixl.TransferOpDesc(*piece)]
         assert client.transfer_sync(address, hixl.READ, descs) == hixl.PARAM_INVALID
         assert client.transfer_async(address, hixl.WRITE, descs) == (hixl.PARAM_INVALID, 0)
@@ -507,9 +515,12 @@ def test_many_pieces_are_read_from_another_process(peer, local):
 def test_what_is_written_arrives_in_another_process(peer, local):
     client, array = local
     array[:] = pattern(9, 0, SIZE)
-    assert client.transfer_sync(
-        peer.address, hixl.WRITE, [hixl.TransferOpDesc(array.ctypes.data + 4096, peer.buffer + 4096, 100_000)]
-    ) == hixl.SUCCESS
+    assert (
+        client.transfer_sync(
+            peer.address, hixl.WRITE, [hixl.TransferOpDesc(array.ctypes.data + 4096, peer.buffer + 4096, 100_000)]
+        )
+        == hixl.SUCCESS
+    )
     assert client.send_notify(peer.address, hixl.NotifyDesc("step", "1")) == hixl.SUCCESS
     assert peer.tell("notifies") == {"notes": [["step", "1"]]}
     assert peer.holds(9, 4096, 100_000)

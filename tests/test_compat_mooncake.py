@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from compat_kit import SECONDS, free_port, pattern, running
 
-from cachefw.compat.mooncake import engine as mooncake
+from cachefw.compat.mooncake import values
 from cachefw.compat.mooncake.engine import TransferEngine, TransferNotify, TransferOpcode
 
 SIZE = 2**20
@@ -230,7 +230,7 @@ def test_managed_buffers(pair):
     assert engine.write_bytes_to_buffer(16, b"12345", 5) == -1
     with pytest.raises(ValueError, match="not in registered host memory"):
         engine.read_bytes_from_buffer(address, 5001)
-    other, session, _ = pair[1]
+    other, _, _ = pair[1]
     mine = other.allocate_managed_buffer(5000)
     assert other.transfer_sync_read(f"127.0.0.1:{engine.get_rpc_port()}", mine, address, 5000) == 0
     assert other.read_bytes_from_buffer(mine, 6) == "héllo".encode()
@@ -324,7 +324,9 @@ def test_notifications_come_after_the_bytes(pair):
     here, there = one.ctypes.data, two.ctypes.data
     note = TransferNotify("layer", "7")
     assert engine.transfer_sync(session, here, there, 64, TransferOpcode.Write, note) == 0
-    assert engine.batch_transfer_sync(session, [here], [there], [0], TransferOpcode.Write, TransferNotify("a", "b")) == 0
+    assert (
+        engine.batch_transfer_sync(session, [here], [there], [0], TransferOpcode.Write, TransferNotify("a", "b")) == 0
+    )
     assert engine.send_probe(session) == 0
     assert [(note.name, note.msg) for note in other.get_notifies()] == [("layer", "7"), ("a", "b")]
     assert other.get_notifies() == []
@@ -341,7 +343,7 @@ def test_looking_at_peers(pair):
     assert engine.get_local_topology() == '{"transports":["host"]}'
 
 
-@pytest.mark.parametrize("name", mooncake._ABSENT)
+@pytest.mark.parametrize("name", values.ABSENT)
 def test_calls_without_a_meaning_here_say_so(name):
     engine = TransferEngine()
     assert not hasattr(engine, name)
@@ -420,8 +422,12 @@ def test_both_directions_over_one_link(peer, local):
     assert engine.transfer_sync_read(peer.address, array.ctypes.data, peer.buffer, 4096) == 0
     assert peer.call("transfer_sync_write", session, peer.buffer + 8192, array.ctypes.data, 4096) == 0
     assert (array[:4096] == pattern(1, 8192, 4096)).all()
-    assert engine.transfer_sync(peer.address, array.ctypes.data, peer.buffer, 64, TransferOpcode.Write,
-                                TransferNotify("done", "1")) == 0
+    assert (
+        engine.transfer_sync(
+            peer.address, array.ctypes.data, peer.buffer, 64, TransferOpcode.Write, TransferNotify("done", "1")
+        )
+        == 0
+    )
     assert engine.send_probe(peer.address) == 0
     assert peer.tell("notifies") == {"notes": [["done", "1"]]}
 

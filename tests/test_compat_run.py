@@ -1,4 +1,4 @@
-"""`cachefw.compat.install` and ``python -m cachefw.compat run``: other names for our modules, and programs as they are."""
+"""`cachefw.compat.install` and ``python -m cachefw.compat run``: other names for our modules, and whole programs."""
 
 from __future__ import annotations
 
@@ -99,7 +99,9 @@ def test_what_the_program_has_imported_already_stays(real):
 
 
 def test_importing_it_imports_next_to_nothing():
-    code = "import sys, cachefw.compat.npu; print([m for m in ('attrs', 'numpy', 'msgspec', 'torch') if m in sys.modules])"
+    code = (
+        "import sys, cachefw.compat.npu; print([m for m in ('attrs', 'numpy', 'msgspec', 'torch') if m in sys.modules])"
+    )
     assert python("-c", code).stdout == "[]\n"
 
 

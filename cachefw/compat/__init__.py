@@ -36,7 +36,8 @@ PACKAGES = {
 #: What `install` answers when it is given no names. Mooncake has parts that are no transfer engine, so it is asked for.
 DEFAULT = ("llm_datadist", "llm_datadist_wrapper", "hixl")
 
-#: Python runs its ``sitecustomize.py`` in each process that inherits the variables of `child_environment`.
+#: From the runner to the processes below it: Python runs the ``sitecustomize.py`` of a folder on its path.
+_VARIABLE = "CACHEFW_COMPAT"
 _CHILDREN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_children")
 
 
@@ -65,7 +66,8 @@ class _Finder:
             spec = None
         if spec is None:
             return None
-        found = ModuleSpec(fullname, self, origin=spec.origin, is_package=spec.submodule_search_locations is not None)
+        package = spec.submodule_search_locations is not None
+        found = ModuleSpec(fullname, self, origin=spec.origin, is_package=package)  # type: ignore[arg-type]
         found.loader_state = home
         return found
 
@@ -154,16 +156,14 @@ def child_environment(names: Iterable[str]) -> dict[str, str]:
     Such a process looks into a folder of cachefw's first; a ``sitecustomize`` of the user's still runs.
     """
     inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != _CHILDREN]
-    return {"CACHEFW_COMPAT": ",".join(names), "PYTHONPATH": os.pathsep.join([_CHILDREN, *inherited])}
+    return {_VARIABLE: ",".join(names), "PYTHONPATH": os.pathsep.join([_CHILDREN, *inherited])}
 
 
 def install_inherited() -> None:
     """Install what the variable of `child_environment` asks for; the process that set it has checked the names."""
-    from cachefw.config import setting
-
-    names = setting("compat")
+    names = os.environ.get(_VARIABLE, "")
     if names:
-        install(*names, replace=True)
+        install(*names.split(","), replace=True)
 
 
 def _known(names: Iterable[str], operation: str) -> tuple[str, ...]:

@@ -277,7 +277,7 @@ def over(
         # Looked for only now: most calls have none.
         single = isinstance(lengths, int)
         sizes = [lengths] if single else list(lengths)
-        if 0 not in sizes or not single and not len(local) == len(remote) == len(sizes):
+        if 0 not in sizes or (not single and not len(local) == len(remote) == len(sizes)):
             raise
         kept = [] if single else [index for index, size in enumerate(sizes) if size]
     if not kept:

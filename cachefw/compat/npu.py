@@ -8,8 +8,8 @@ environment.
     tensor = torch.ones(2, 3, device="npu")      # or torch.ones(2, 3).npu()
     tensor.device, tensor.is_npu, tensor.data_ptr()
 
-What it is: a tensor on ``"npu"`` is a tensor of the CPU that says otherwise. Its bytes are ordinary memory; or memory of
-an emulated device, where ``CACHEFW_ASCENDCL=simulator``, ``ACLSIM_MODE=open`` and the setting ``transports`` names a
+What it is: a tensor on ``"npu"`` is a tensor of the CPU that says otherwise. Its bytes are ordinary memory; or memory
+of an emulated device, where ``CACHEFW_ASCENDCL=simulator``, ``ACLSIM_MODE=open`` and the setting ``transports`` names a
 transport that allocates device memory. Either way ``data_ptr()`` is the address to register.
 
 What it is not:
@@ -17,8 +17,8 @@ What it is not:
 - No operation runs anywhere but on the CPU, nothing is asynchronous, and streams and events wait for nothing.
 - Mixing tensors of the CPU and of the device is not refused, as hardware would.
 - Only the factories of the ``torch`` namespace, ``Tensor.to``, ``Tensor.npu`` and what is derived from a device tensor
-  know the device. ``with torch.device("npu")``, ``set_default_device``, generators, modules, graphs and ``torch.compile``
-  do not; torch then raises `NotImplementedError` for the backend 'npu'.
+  know the device. ``with torch.device("npu")``, ``set_default_device``, generators, modules, graphs and
+  ``torch.compile`` do not; torch then raises `NotImplementedError` for the backend 'npu'.
 - Of ``torch.npu`` there is what programs need around transfers; another name is an `AttributeError` that lists them.
 - With ``torch_npu`` installed it refuses to start.
 

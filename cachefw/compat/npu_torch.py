@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib.util
-import os
 import time
 import types
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils import backend_registration
 
-from cachefw.compat.protocols import device_settings, near
-from cachefw.config import setting
+from cachefw.compat.npu_memory import Space
+from cachefw.compat.protocols import near
 from cachefw.errors import RequestError, UnsupportedOperation, refusal
-from cachefw.manager import CacheManager
-from cachefw.memory import Allocation, MemoryKind
-from cachefw.transport import Capability
 
 __all__ = ["NpuTensor", "activate"]
 
@@ -32,74 +25,38 @@ COUNT = 8
 current = 0
 
 _active = False
-_FACTORIES = (
-    "arange as_tensor asarray empty empty_like empty_strided eye full full_like linspace logspace ones ones_like rand "
-    "rand_like randint randint_like randn randn_like randperm tensor zeros zeros_like"
-).split()
+_FACTORIES = [
+    "arange",
+    "as_tensor",
+    "asarray",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "eye",
+    "full",
+    "full_like",
+    "linspace",
+    "logspace",
+    "ones",
+    "ones_like",
+    "rand",
+    "rand_like",
+    "randint",
+    "randint_like",
+    "randn",
+    "randn_like",
+    "randperm",
+    "tensor",
+    "zeros",
+    "zeros_like",
+]
 
 
 def _bad(text: str, builtin: type[Exception] = ValueError) -> Exception:
     return refusal(RequestError, {builtin}, text, operation="npu")
 
 
-# ---------------------------------------------------------------------- where the bytes lie
-
-
-class _Space:
-    """Memory of emulated devices, where the transports that are chosen have some; else there is none."""
-
-    def __init__(self) -> None:
-        self._managers: dict[int, CacheManager] = {}
-        #: First bytes of what tensors lie in.
-        self.starts: set[int] = set()
-        self.emulated = os.environ.get("CACHEFW_ASCENDCL") == "simulator" and _takes_device_memory()
-
-    def place(self, source: torch.Tensor, index: int) -> torch.Tensor:
-        """A copy of a CPU tensor in the device's memory; the tensor itself where there is none."""
-        size = source.numel() * source.element_size()
-        if not self.emulated or not size:
-            return source
-        allocation = self._manager(index).allocate(size, MemoryKind.DEVICE)
-        if not _reachable(allocation):
-            allocation.close()
-            raise _bad("the simulator keeps device memory out of the CPU's reach; set ACLSIM_MODE=open for this shim")
-        buffer = (ctypes.c_uint8 * size).from_address(allocation.address)
-        self.starts.add(allocation.address)
-        # The tensor's storage holds the buffer, and so the buffer's end is that of the last tensor in it.
-        weakref.finalize(buffer, self._drop, allocation).atexit = False
-        placed = torch.frombuffer(buffer, dtype=torch.uint8).view(source.dtype).reshape(source.shape)
-        return placed.copy_(source)
-
-    def _manager(self, index: int) -> CacheManager:
-        if index not in self._managers:
-            self._managers[index] = CacheManager(settings=device_settings(None, index))
-        return self._managers[index]
-
-    def _drop(self, allocation: Allocation) -> None:
-        self.starts.discard(allocation.address)
-        allocation.close()
-
-
-def _takes_device_memory() -> bool:
-    from cachefw.plugins import catalogue
-
-    offers = (catalogue.get(name).info for name in setting("transports"))
-    return any(
-        offer is not None and MemoryKind.DEVICE in offer.kinds and Capability.ALLOCATE in offer.capabilities
-        for offer in offers
-    )
-
-
-def _reachable(allocation: Allocation) -> bool:
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        bounds, rights = line.split(None, 2)[:2]
-        start, end = (int(part, 16) for part in bounds.split("-"))
-        if start <= allocation.address < end:
-            return rights.startswith("rw")
-    return False
-
-
-_space: _Space
+_space: Space
 
 
 # ---------------------------------------------------------------------- the tensor
@@ -153,7 +110,7 @@ def _wrap(result: Any, index: int) -> Any:
     if isinstance(result, torch.Tensor):
         return _on_device(result, index)
     if isinstance(result, (list, tuple)) and any(isinstance(each, torch.Tensor) for each in result):
-        return type(result)([_wrap(each, index) for each in result])  # type: ignore[call-arg]
+        return type(result)([_wrap(each, index) for each in result])
     return result
 
 
@@ -250,8 +207,6 @@ def _replace_to() -> None:
         device = kwargs.pop("device", None)
         if device is None and args and isinstance(args[0], (str, torch.device)):
             device, args = args[0], args[1:]
-        elif device is None and args and isinstance(args[0], NpuTensor):
-            device, args = args[0].device, (args[0].dtype, *args[1:])
         elif device is None and args and isinstance(args[0], torch.Tensor):
             device, args = args[0].device, (args[0].dtype, *args[1:])
         here = self.npu_index if isinstance(self, NpuTensor) else None
@@ -269,7 +224,7 @@ def _replace_to() -> None:
             copied = copied.clone()
         return copied if target is None else _on_device(copied, target)
 
-    torch.Tensor.to = to  # type: ignore[method-assign, assignment]
+    torch.Tensor.to = to
 
 
 def _npu(self: torch.Tensor, device: Any = None, non_blocking: bool = False, **_: Any) -> torch.Tensor:
@@ -412,11 +367,11 @@ def activate() -> None:
         backend_registration.rename_privateuse1_backend("npu")
     except RuntimeError as error:
         raise UnsupportedOperation(f"torch has another backend in this place: {error}", operation="npu") from error
-    _space = _Space()
-    torch._register_device_module("npu", _module())  # type: ignore[no-untyped-call]
+    _space = Space()
+    torch._register_device_module("npu", _module())
     for name in _FACTORIES:
         setattr(torch, name, _factory(getattr(torch, name)))
     _replace_to()
-    torch.Tensor.npu = _npu  # type: ignore[attr-defined]
-    torch.Tensor.is_npu = property(lambda self: isinstance(self, NpuTensor))  # type: ignore[attr-defined]
+    torch.Tensor.npu = _npu
+    torch.Tensor.is_npu = property(lambda self: isinstance(self, NpuTensor))
     _active = True

@@ -61,6 +61,6 @@ def device_settings(transports: Iterable[str] | None, device: int) -> Mapping[st
 
 
 def near(word: object, known: Iterable[str]) -> str:
-    """" (did you mean ...?)", or "" when nothing is like it."""
+    """A question after the known names that are like a word, to be put behind it; "" when none is."""
     close = difflib.get_close_matches(str(word), list(known), n=3)
     return f" (did you mean {' or '.join(close)}?)" if close else ""

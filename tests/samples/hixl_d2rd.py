@@ -70,9 +70,7 @@ def main() -> None:
     torch.npu.set_device(args.device)
     engine = Hixl()
     resources = json.dumps({"comm_resource_config.protocol_desc": [args.protocol]})
-    check(
-        engine.initialize(local, {OPTION_AUTO_CONNECT: "1", OPTION_GLOBAL_RESOURCE_CONFIG: resources}), "initialize"
-    )
+    check(engine.initialize(local, {OPTION_AUTO_CONNECT: "1", OPTION_GLOBAL_RESOURCE_CONFIG: resources}), "initialize")
     fill = FILL if args.role == "server" else 0
     buffer = torch.full((BLOCKS * BLOCK,), fill, dtype=torch.uint8, device="npu")
     status, handle = engine.register_mem(MemDesc(buffer.data_ptr(), BLOCKS * BLOCK), MemType.MEM_DEVICE)

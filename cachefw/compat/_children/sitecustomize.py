@@ -1,4 +1,4 @@
-"""Run by Python processes that a program under ``python -m cachefw.compat run`` starts: they answer the same imports."""
+"""Run by Python processes below ``python -m cachefw.compat run``, so that they answer the same imports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ else:
 sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _here]
 del sys.modules[__name__]
 try:
-    import sitecustomize  # noqa: F401
+    import sitecustomize  # type: ignore[import-not-found] # noqa: F401
 except ModuleNotFoundError as error:
     if error.name != __name__:
         raise

@@ -7,4 +7,4 @@ refused, is told in ``docs/moving-from-hixl-and-mooncake.md``. Reasons are logge
 from __future__ import annotations
 
 from cachefw.compat.hixl.hixl import *  # noqa: F403
-from cachefw.compat.hixl.hixl import __all__
+from cachefw.compat.hixl.hixl import __all__ as __all__

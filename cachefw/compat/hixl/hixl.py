@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 import operator
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import attrs
 
 from cachefw.compat import npu
 from cachefw.compat.engine import Engine, address_of, decode_note, encode_note, log_error, named_arguments, over, text
 from cachefw.compat.hixl import options as hixl_options
-from cachefw.compat.hixl import values
+from cachefw.compat.hixl.answers import Answer, answers
 from cachefw.compat.hixl.connecting import Connector
 from cachefw.compat.hixl.values import *  # noqa: F403
 from cachefw.compat.hixl.values import (
@@ -44,14 +43,7 @@ from cachefw.compat.hixl.values import (
 from cachefw.compat.protocols import chosen, device_settings
 from cachefw.errors import (
     BrokenError,
-    CacheError,
-    ClosedError,
-    OutOfMemoryError,
-    RegistrationError,
     RequestError,
-    TransferTimeout,
-    TransportUnavailable,
-    UnsupportedOperation,
     refusal,
 )
 from cachefw.links.door import parse_address
@@ -59,67 +51,57 @@ from cachefw.links.link import Link, LinkState
 from cachefw.registry import Memory
 from cachefw.transport import Operation, Transfer
 
-# Those of `TransferStatus` would clash with the statuses, and HIXL does not export them either.
-_ENUMS = (MemType, TransferOp, AsyncConnectStatus, FeatureType)
-globals().update({name: member for kind in _ENUMS for name, member in kind.__members__.items()})
-
-__all__ = ["Hixl", "get_capability", *values.__all__, *(name for kind in _ENUMS for name in kind.__members__)]
+__all__ = [  # noqa: F405 - all but two come from `values`
+    "ALREADY_CONNECTED",
+    "AUTO_CONNECT",
+    "CLIENT_SERVER_COMM",
+    "CONNECTED",
+    "CONNECTING",
+    "CONNECT_FAILED",
+    "CONNECT_PENDING",
+    "DISCONNECTING",
+    "DISCONNECT_PENDING",
+    "FAILED",
+    "FEATURE_NOT_SUPPORTED",
+    "FEATURE_SUPPORTED",
+    "MEM_DEVICE",
+    "MEM_HOST",
+    "NOTIFY_FAILED",
+    "NOT_CONNECT",
+    "NOT_CONNECTED",
+    "OPTION_AUTO_CONNECT",
+    "OPTION_BUFFER_POOL",
+    "OPTION_ENABLE_USE_FABRIC_MEM",
+    "OPTION_GLOBAL_RESOURCE_CONFIG",
+    "OPTION_LOCAL_COMM_RES",
+    "OPTION_RDMA_SERVICE_LEVEL",
+    "OPTION_RDMA_TRAFFIC_CLASS",
+    "PARAM_INVALID",
+    "READ",
+    "RESOURCE_EXHAUSTED",
+    "SUCCESS",
+    "TIMEOUT",
+    "UNSUPPORTED",
+    "WRITE",
+    "AsyncConnectStatus",
+    "FeatureType",
+    "GetTransferStatusArgs",
+    "Hixl",
+    "MemDesc",
+    "MemType",
+    "NotifyDesc",
+    "TransferArgs",
+    "TransferOp",
+    "TransferOpDesc",
+    "TransferResult",
+    "TransferStatus",
+    "get_capability",
+]
 
 _log = logging.getLogger("cachefw.compat")
-_Parameters = ParamSpec("_Parameters")
-_Result = TypeVar("_Result")
-
 _NOTE_LIMIT = 1024
 _DESC = operator.attrgetter("local_addr", "remote_addr", "len")
 _OPERATIONS = {TransferOp.READ: Operation.READ, TransferOp.WRITE: Operation.WRITE}
-
-
-class _Answer(Exception):
-    """A status that is no error of cachefw's."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-
-
-def _status_of(error: CacheError) -> int:
-    """The number that says most nearly what an error says."""
-    if isinstance(error, TransferTimeout):
-        return TIMEOUT
-    if isinstance(error, (RequestError, RegistrationError)):
-        return FAILED if error.code == "registration.native" else PARAM_INVALID
-    if isinstance(error, (ClosedError, BrokenError)) and error.code in ("link.closed", "link.broken"):
-        return NOT_CONNECTED
-    if isinstance(error, OutOfMemoryError):
-        return RESOURCE_EXHAUSTED
-    if isinstance(error, (UnsupportedOperation, TransportUnavailable)):
-        return UNSUPPORTED
-    return FAILED
-
-
-def _answers(
-    wrap: Callable[[int], Any] = lambda status: status,
-) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, _Result]]:
-    """Turn what a method raises into a status, `wrap` into what it returns; a wrong type stays a `TypeError`."""
-
-    def decorate(method: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-        @functools.wraps(method)
-        def answer(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
-            try:
-                return method(*args, **kwargs)
-            except _Answer as told:
-                status = told.status
-                _log.error("hixl: %s returns %s: %s", method.__name__, status, told)
-            except CacheError as error:
-                if isinstance(error, TypeError):
-                    raise
-                status = _status_of(error)
-                log_error("hixl", method.__name__, error, status)
-            return wrap(status)  # type: ignore[no-any-return]
-
-        return named_arguments(answer)
-
-    return decorate
 
 
 @attrs.define
@@ -176,12 +158,12 @@ class Hixl:
     def _running(self) -> _State:
         state = self._state
         if state is None:
-            raise _Answer(FAILED, "this engine is not initialised, or finalized")
+            raise Answer(FAILED, "this engine is not initialised, or finalized")
         return state
 
     # ------------------------------------------------------------------ life
 
-    @_answers()
+    @answers()
     def initialize(self, local_engine: str, options: dict[str, str] = {}) -> int:  # noqa: B006 - HIXL's default
         """Start the engine.
 
@@ -217,7 +199,7 @@ class Hixl:
 
     # ------------------------------------------------------------------ memory
 
-    @_answers(lambda status: (status, 0))
+    @answers(lambda status: (status, 0))
     def register_mem(self, mem_desc: MemDesc, mem_type: MemType, /) -> tuple[int, int]:
         """Register memory that connected engines may then read and write.
 
@@ -228,7 +210,7 @@ class Hixl:
         _expect("mem_type", mem_type, MemType)
         state = self._running()
         if not mem_desc.addr:
-            raise _Answer(PARAM_INVALID, "the address is 0")
+            raise Answer(PARAM_INVALID, "the address is 0")
         with state.lock:
             for handle, memory in state.memory.items():
                 if (memory.region.address, memory.region.length) == (mem_desc.addr, mem_desc.len):
@@ -237,7 +219,7 @@ class Hixl:
             state.memory[memory.memory_id] = memory
         return SUCCESS, memory.memory_id
 
-    @_answers()
+    @answers()
     def deregister_mem(self, handle: int, /) -> int:
         """Give memory back; connected engines let go of it first.
 
@@ -248,7 +230,7 @@ class Hixl:
         number = address_of("handle", handle)
         state = self._running()
         if not number:
-            raise _Answer(PARAM_INVALID, "the handle is 0")
+            raise Answer(PARAM_INVALID, "the handle is 0")
         with state.lock:
             memory = state.memory.get(number)
             if memory is not None:
@@ -258,7 +240,7 @@ class Hixl:
 
     # ------------------------------------------------------------------ connections
 
-    @_answers()
+    @answers()
     def connect(self, remote_engine: str, timeout_in_millis: int = 1000) -> int:
         """Connect to an engine, for transfers that start here.
 
@@ -273,9 +255,9 @@ class Hixl:
         text("remote_engine", remote_engine)
         _, port = parse_address(remote_engine, "connect")
         if not port:
-            raise _Answer(PARAM_INVALID, f"{remote_engine} has port 0: it takes no connections")
+            raise Answer(PARAM_INVALID, f"{remote_engine} has port 0: it takes no connections")
         if remote_engine == self._running().name:
-            raise _Answer(PARAM_INVALID, f"{remote_engine} is this engine itself")
+            raise Answer(PARAM_INVALID, f"{remote_engine} is this engine itself")
         return remote_engine
 
     @staticmethod
@@ -288,7 +270,7 @@ class Hixl:
             state.connections[remote] = _Connection(link)
         return SUCCESS
 
-    @_answers()
+    @answers()
     def disconnect(self, remote_engine: str, timeout_in_millis: int = 1000) -> int:
         """Undo `connect`; running transfers settle first.
 
@@ -303,37 +285,37 @@ class Hixl:
         with state.lock:
             known = state.connections.pop(remote, None)
             if known is None:
-                raise _Answer(NOT_CONNECTED, f"{remote} is not connected")
+                raise Answer(NOT_CONNECTED, f"{remote} is not connected")
             shared = any(other.link is known.link for other in state.connections.values())
         if not shared:
             state.engine.node.unlink(known.link)
         return SUCCESS
 
-    @_answers()
+    @answers()
     def connect_async(self, remote_engine: str, timeout_in_millis: int = 1000) -> int:
         """Queue a `connect`; see `get_async_connect_status`. `RESOURCE_EXHAUSTED` when the queue is full."""
         timeout, state, remote = _seconds(timeout_in_millis), self._running(), self._remote(remote_engine)
-        return self._queue(state, remote, True, _answers()(lambda: self._connect(state, remote, timeout)))
+        return self._queue(state, remote, True, answers()(lambda: self._connect(state, remote, timeout)))
 
-    @_answers()
+    @answers()
     def disconnect_async(self, remote_engine: str, timeout_in_millis: int = 1000) -> int:
         """Queue a `disconnect`; see `get_async_connect_status`. `RESOURCE_EXHAUSTED` when the queue is full."""
         _seconds(timeout_in_millis)
         state, remote = self._running(), self._remote(remote_engine)
-        return self._queue(state, remote, False, _answers()(lambda: self._disconnect(state, remote)))
+        return self._queue(state, remote, False, answers()(lambda: self._disconnect(state, remote)))
 
     @staticmethod
     def _queue(state: _State, remote: str, connecting: bool, work: Callable[[], int]) -> int:
         if not state.connector.submit(remote, connecting, work):
-            raise _Answer(RESOURCE_EXHAUSTED, "too many connects and disconnects are waiting")
+            raise Answer(RESOURCE_EXHAUSTED, "too many connects and disconnects are waiting")
         return SUCCESS
 
-    @_answers(lambda status: (status, AsyncConnectStatus.NOT_CONNECT))
+    @answers(lambda status: (status, AsyncConnectStatus.NOT_CONNECT))
     def get_async_connect_status(self, remote: str, /) -> tuple[int, AsyncConnectStatus]:
         """How far the latest asynchronous task of an engine is; `NOT_CONNECT` when it never had one."""
         return SUCCESS, self._running().connector.status(text("remote", remote))
 
-    @_answers(lambda status: (status, {}))
+    @answers(lambda status: (status, {}))
     def get_all_async_connect_status(self) -> tuple[int, dict[str, AsyncConnectStatus]]:
         """The same of every engine that had one."""
         return SUCCESS, self._running().connector.statuses()
@@ -347,22 +329,22 @@ class Hixl:
             self._connect(state, self._remote(remote), timeout)
             return state.connections[remote].link
         if known is None:
-            raise _Answer(NOT_CONNECTED, f"{text('remote_engine', remote)} is not connected")
+            raise Answer(NOT_CONNECTED, f"{text('remote_engine', remote)} is not connected")
         # One link serves both sides, and the other side's disconnect took it down. This side is connected still, unless
         # what listens there now was started anew: its memory is not the one that was meant.
         old, reason = known.link.incarnation, known.link.reason
         try:
             link = state.engine.link(remote, timeout)
         except BrokenError as error:
-            raise _Answer(NOT_CONNECTED, f"the connection to {remote} is gone ({reason}): {error}") from error
+            raise Answer(NOT_CONNECTED, f"the connection to {remote} is gone ({reason}): {error}") from error
         if link.incarnation != old:
-            raise _Answer(NOT_CONNECTED, f"{remote} was started anew; disconnect and connect again")
+            raise Answer(NOT_CONNECTED, f"{remote} was started anew; disconnect and connect again")
         known.link = link
         return link
 
     # ------------------------------------------------------------------ transfers
 
-    @_answers()
+    @answers()
     def transfer_sync(
         self, remote_engine: str, op: TransferOp, op_descs: list[TransferOpDesc], timeout_in_millis: int = 1000
     ) -> int:
@@ -379,7 +361,7 @@ class Hixl:
         over(link, _OPERATIONS[op], local, remote, lengths, wait=True, timeout=timeout)
         return SUCCESS
 
-    @_answers(lambda status: (status, 0))
+    @answers(lambda status: (status, 0))
     def transfer_async(
         self,
         remote_engine: str,
@@ -404,19 +386,19 @@ class Hixl:
         state.requests[request] = _Request(transfer, args.user_data)
         return SUCCESS, request
 
-    @_answers(lambda status: (status, TransferStatus.FAILED))
+    @answers(lambda status: (status, TransferStatus.FAILED))
     def get_transfer_status(self, req: int, /) -> tuple[int, TransferStatus]:
         """How far a request is; once it is reported as completed or failed it is gone."""
         number = address_of("req", req)
         state = self._running()
         if not number:
-            raise _Answer(FAILED, "the request is 0")
+            raise Answer(FAILED, "the request is 0")
         request = state.requests.get(number)
         if request is None:
-            raise _Answer(PARAM_INVALID, f"there is no request {number}, or its end was reported already")
+            raise Answer(PARAM_INVALID, f"there is no request {number}, or its end was reported already")
         return SUCCESS, self._report(state, number, request)
 
-    @_answers(lambda status: (status, []))
+    @answers(lambda status: (status, []))
     def get_all_transfer_status(
         self,
         args: GetTransferStatusArgs = GetTransferStatusArgs(),  # noqa: B008 - HIXL's default
@@ -444,7 +426,7 @@ class Hixl:
 
     # ------------------------------------------------------------------ notifications
 
-    @_answers()
+    @answers()
     def send_notify(self, remote_engine: str, notify: NotifyDesc, timeout_in_millis: int = 1000) -> int:
         """Send a notification, and return when the other engine has it.
 
@@ -456,17 +438,17 @@ class Hixl:
         _expect("notify", notify, NotifyDesc)
         for name, value in (("name", notify.name), ("notify_msg", notify.notify_msg)):
             if len(value) > _NOTE_LIMIT:
-                raise _Answer(PARAM_INVALID, f"{name} has {len(value):,} characters; at most {_NOTE_LIMIT:,}")
+                raise Answer(PARAM_INVALID, f"{name} has {len(value):,} characters; at most {_NOTE_LIMIT:,}")
         link = self._link(self._running(), remote_engine, timeout)
         try:
             link.notify(encode_note(notify.name, notify.notify_msg))
             # Messages stay in order, so the answer to this one says that the one before it has arrived.
             link.sync(timeout)
         except BrokenError as error:
-            raise _Answer(NOTIFY_FAILED, str(error)) from error
+            raise Answer(NOTIFY_FAILED, str(error)) from error
         return SUCCESS
 
-    @_answers(lambda status: (status, []))
+    @answers(lambda status: (status, []))
     def get_notifies(self) -> tuple[int, list[NotifyDesc]]:
         """The notifications that came since the last call."""
         notes = (decode_note(note.payload) for note in self._running().engine.node.notifications())
@@ -491,7 +473,7 @@ def _seconds(millis: Any) -> float:
     if not isinstance(millis, int):
         raise refusal(RequestError, {TypeError}, f"timeout_in_millis must be an int, not {millis!r}")
     if millis <= 0:
-        raise _Answer(PARAM_INVALID, f"timeout_in_millis must be more than 0, not {millis}")
+        raise Answer(PARAM_INVALID, f"timeout_in_millis must be more than 0, not {millis}")
     return millis / 1000
 
 
@@ -502,6 +484,6 @@ def _columns(op_descs: Iterable[Any]) -> tuple[list[int], list[int], list[int]]:
         if not isinstance(desc, TransferOpDesc):
             _expect(f"op_descs[{index}]", desc, TransferOpDesc)
     if not op_descs:
-        raise _Answer(PARAM_INVALID, "op_descs is empty")
+        raise Answer(PARAM_INVALID, "op_descs is empty")
     local, remote, lengths = zip(*map(_DESC, op_descs), strict=True)
     return list(local), list(remote), list(lengths)

@@ -12,10 +12,21 @@ from cachefw.errors import RequestError, refusal
 
 __all__ = [
     "ALREADY_CONNECTED",
+    "AUTO_CONNECT",
+    "CLIENT_SERVER_COMM",
+    "CONNECTED",
+    "CONNECTING",
+    "CONNECT_FAILED",
+    "CONNECT_PENDING",
+    "DISCONNECTING",
+    "DISCONNECT_PENDING",
     "FAILED",
     "FEATURE_NOT_SUPPORTED",
     "FEATURE_SUPPORTED",
+    "MEM_DEVICE",
+    "MEM_HOST",
     "NOTIFY_FAILED",
+    "NOT_CONNECT",
     "NOT_CONNECTED",
     "OPTION_AUTO_CONNECT",
     "OPTION_BUFFER_POOL",
@@ -25,10 +36,12 @@ __all__ = [
     "OPTION_RDMA_SERVICE_LEVEL",
     "OPTION_RDMA_TRAFFIC_CLASS",
     "PARAM_INVALID",
+    "READ",
     "RESOURCE_EXHAUSTED",
     "SUCCESS",
     "TIMEOUT",
     "UNSUPPORTED",
+    "WRITE",
     "AsyncConnectStatus",
     "FeatureType",
     "GetTransferStatusArgs",
@@ -111,6 +124,22 @@ class FeatureType(_Enum):
 
     AUTO_CONNECT = 0
     CLIENT_SERVER_COMM = 1
+
+
+# Module-level names as well, but for `TransferStatus`, whose members would clash with the statuses above.
+MEM_DEVICE = MemType.MEM_DEVICE
+MEM_HOST = MemType.MEM_HOST
+READ = TransferOp.READ
+WRITE = TransferOp.WRITE
+NOT_CONNECT = AsyncConnectStatus.NOT_CONNECT
+CONNECT_PENDING = AsyncConnectStatus.CONNECT_PENDING
+CONNECTING = AsyncConnectStatus.CONNECTING
+CONNECTED = AsyncConnectStatus.CONNECTED
+CONNECT_FAILED = AsyncConnectStatus.CONNECT_FAILED
+DISCONNECT_PENDING = AsyncConnectStatus.DISCONNECT_PENDING
+DISCONNECTING = AsyncConnectStatus.DISCONNECTING
+AUTO_CONNECT = FeatureType.AUTO_CONNECT
+CLIENT_SERVER_COMM = FeatureType.CLIENT_SERVER_COMM
 
 
 def _number(default: Any = attrs.NOTHING) -> Any:
