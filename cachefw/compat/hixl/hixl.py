@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-import operator
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -100,7 +99,6 @@ __all__ = [  # noqa: F405 - all but two come from `values`
 
 _log = logging.getLogger("cachefw.compat")
 _NOTE_LIMIT = 1024
-_DESC = operator.attrgetter("local_addr", "remote_addr", "len")
 _OPERATIONS = {TransferOp.READ: Operation.READ, TransferOp.WRITE: Operation.WRITE}
 
 
@@ -477,13 +475,16 @@ def _seconds(millis: Any) -> float:
     return millis / 1000
 
 
-def _columns(op_descs: Iterable[Any]) -> tuple[list[int], list[int], list[int]]:
+def _columns(op_descs: Any) -> tuple[list[int], list[int], list[int]]:
     if not isinstance(op_descs, (list, tuple)):
         raise refusal(RequestError, {TypeError}, f"op_descs must be a list, not {type(op_descs).__name__}")
-    for index, desc in enumerate(op_descs):
-        if not isinstance(desc, TransferOpDesc):
-            _expect(f"op_descs[{index}]", desc, TransferOpDesc)
     if not op_descs:
         raise Answer(PARAM_INVALID, "op_descs is empty")
-    local, remote, lengths = zip(*map(_DESC, op_descs), strict=True)
-    return list(local), list(remote), list(lengths)
+    if set(map(type, op_descs)) != {TransferOpDesc}:
+        for index, desc in enumerate(op_descs):
+            _expect(f"op_descs[{index}]", desc, TransferOpDesc)
+    return (
+        [desc.local_addr for desc in op_descs],
+        [desc.remote_addr for desc in op_descs],
+        [desc.len for desc in op_descs],
+    )
