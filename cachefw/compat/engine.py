@@ -122,7 +122,7 @@ class Engine:
     def __init__(
         self,
         listen: str | None,
-        transports: tuple[str, ...] | None,
+        transports: tuple[str, ...],
         limits: Limits | None,
         settings: Mapping[str, Mapping[str, Any]],
     ) -> None:

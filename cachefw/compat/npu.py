@@ -8,9 +8,9 @@ environment.
     tensor = torch.ones(2, 3, device="npu")      # or torch.ones(2, 3).npu()
     tensor.device, tensor.is_npu, tensor.data_ptr()
 
-What it is: a tensor on ``"npu"`` is a tensor of the CPU that says otherwise. Its bytes are ordinary memory; or memory
-of an emulated device, where ``CACHEFW_ASCENDCL=simulator``, ``ACLSIM_MODE=open`` and the setting ``transports`` names a
-transport that allocates device memory. Either way ``data_ptr()`` is the address to register.
+What it is: a tensor on ``"npu"`` is a tensor of the CPU that says otherwise. Its bytes are ordinary memory; with
+``CACHEFW_ASCENDCL=simulator`` and ``ACLSIM_MODE=open`` they are memory of an emulated device, unless
+``CACHEFW_TRANSPORTS`` names only transports that have none. Either way ``data_ptr()`` is the address to register.
 
 What it is not:
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-from cachefw.compat.protocols import device_settings
-from cachefw.config import setting
+from cachefw.compat.protocols import available, chosen, device_settings
 from cachefw.errors import RequestError, refusal
 from cachefw.manager import CacheManager
 from cachefw.memory import Allocation, MemoryKind
+from cachefw.plugins import catalogue
 from cachefw.transport import Capability
 
 __all__ = ["Space"]
@@ -26,7 +26,14 @@ class Space:
         self._managers: dict[int, CacheManager] = {}
         #: First bytes of what tensors lie in.
         self.starts: set[int] = set()
-        self.emulated = os.environ.get("CACHEFW_ASCENDCL") == "simulator" and _takes_device_memory()
+        self._transports: tuple[str, ...] = ()
+        if os.environ.get("CACHEFW_ASCENDCL") == "simulator":
+            self._transports = tuple(name for name in chosen(()) or available() if _makes_device_memory(name))
+
+    @property
+    def emulated(self) -> bool:
+        """Whether tensors lie in memory of emulated devices."""
+        return bool(self._transports)
 
     def place(self, source: torch.Tensor, index: int) -> torch.Tensor:
         """A copy of a CPU tensor in the device's memory; the tensor itself where there is none."""
@@ -47,7 +54,7 @@ class Space:
 
     def _manager(self, index: int) -> CacheManager:
         if index not in self._managers:
-            self._managers[index] = CacheManager(settings=device_settings(None, index))
+            self._managers[index] = CacheManager(self._transports, settings=device_settings(self._transports, index))
         return self._managers[index]
 
     def _drop(self, allocation: Allocation) -> None:
@@ -55,14 +62,9 @@ class Space:
         allocation.close()
 
 
-def _takes_device_memory() -> bool:
-    from cachefw.plugins import catalogue
-
-    offers = (catalogue.get(name).info for name in setting("transports"))
-    return any(
-        offer is not None and MemoryKind.DEVICE in offer.kinds and Capability.ALLOCATE in offer.capabilities
-        for offer in offers
-    )
+def _makes_device_memory(name: str) -> bool:
+    offer = catalogue.get(name).info
+    return offer is not None and MemoryKind.DEVICE in offer.kinds and Capability.ALLOCATE in offer.capabilities
 
 
 def _reachable(allocation: Allocation) -> bool:

@@ -7,10 +7,11 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cachefw.config import SETTINGS, setting
+from cachefw.config import DEFAULT_TRANSPORT, SETTINGS, setting
 from cachefw.errors import RequestError, UnsupportedOperation, refusal
+from cachefw.plugins import PluginState, catalogue
 
-__all__ = ["OPTION", "chosen", "device_settings", "near"]
+__all__ = ["OPTION", "available", "chosen", "device_settings", "near"]
 
 #: Our own option key, where an API takes options: transports by name, best first, separated by commas.
 OPTION = "cachefw.transports"
@@ -20,8 +21,8 @@ _TRANSPORTS = {"tcp": "host", "rdma": "rdma", "roce": "rdma", "ascend": "hccs", 
 _NUMBERED = {"hccs": "device"}
 
 
-def chosen(protocols: Iterable[str], option: str | None = None) -> tuple[str, ...] | None:
-    """The transports to open, best first; None when nobody chose and the setting's default holds.
+def chosen(protocols: Iterable[str], option: str | None = None) -> tuple[str, ...]:
+    """The transports to open, best first; () when nobody chose: see `available`.
 
     What the caller's own option says comes first, then the variable of the setting ``transports``, which whoever runs
     a foreign program uses to say otherwise than the program, then the program's protocols.
@@ -52,12 +53,19 @@ def chosen(protocols: Iterable[str], option: str | None = None) -> tuple[str, ..
                 operation="initialize",
             )
         mapped.append(transport)
-    return tuple(dict.fromkeys(mapped)) or None
+    return tuple(dict.fromkeys(mapped))
 
 
-def device_settings(transports: Iterable[str] | None, device: int) -> Mapping[str, Mapping[str, Any]]:
+def available() -> tuple[str, ...]:
+    """What an API for devices means when nobody chose: the transport for device memory where its runtime is found."""
+    found = [name for name in _NUMBERED if name in catalogue.plugins()]
+    there = [name for name in found if catalogue.probe(name).state is PluginState.AVAILABLE]
+    return (*there, DEFAULT_TRANSPORT)
+
+
+def device_settings(transports: Iterable[str], device: int) -> Mapping[str, Mapping[str, Any]]:
     """Settings that have the transports among them which want a device take this one."""
-    return {name: {_NUMBERED[name]: device} for name in transports or setting("transports") if name in _NUMBERED}
+    return {name: {_NUMBERED[name]: device} for name in transports if name in _NUMBERED}
 
 
 def near(word: object, known: Iterable[str]) -> str:

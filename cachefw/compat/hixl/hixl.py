@@ -39,7 +39,7 @@ from cachefw.compat.hixl.values import (
     TransferResult,
     TransferStatus,
 )
-from cachefw.compat.protocols import chosen, device_settings
+from cachefw.compat.protocols import available, chosen, device_settings
 from cachefw.errors import (
     BrokenError,
     RequestError,
@@ -179,7 +179,7 @@ class Hixl:
                 return SUCCESS
             _, port = parse_address(local_engine, "initialize")
             checked = hixl_options.read(options)
-            transports = chosen(checked.protocols, checked.transports)
+            transports = chosen(checked.protocols, checked.transports) or available()
             # HIXL takes the device that the caller's thread has set; here only the shim knows of one.
             settings = device_settings(transports, npu.current_device())
             engine = Engine(local_engine if port else None, transports, None, settings)

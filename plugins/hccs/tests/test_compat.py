@@ -54,9 +54,20 @@ def test_hixl_moves_device_memory(memories):
         host = ctypes.create_string_buffer(4096)
         desc = hixl.MemDesc(ctypes.addressof(host), 4096)
         assert client.register_mem(desc, hixl.MEM_HOST) == (hixl.PARAM_INVALID, 0)
+        # Where nobody chooses, an engine uses what moves device memory.
+        assert hixl_default() == ("hccs", "host")
     finally:
         client.finalize()
         server.finalize()
+
+
+def hixl_default():
+    engine = hixl.Hixl()
+    assert engine.initialize("127.0.0.1:0") == hixl.SUCCESS
+    try:
+        return engine._state.engine.manager.transports
+    finally:
+        engine.finalize()
 
 
 def test_mooncake_moves_device_memory(memories):
@@ -90,8 +101,7 @@ def free_port() -> int:
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 def test_the_sample_of_hixl_runs_unchanged():
     port = free_port()
-    command = [sys.executable, "-m", "cachefw.compat", "run", "--npu", "--transports", "hccs", SAMPLE]
-    command += ["--protocol", "hccs:device"]
+    command = [sys.executable, "-m", "cachefw.compat", "run", "--npu", SAMPLE, "--protocol", "hccs:device"]
     remote = ["--local-engine=127.0.0.1:0", f"--remote-engine=127.0.0.1:{port}"]
     environment = {**os.environ, "ACLSIM_MODE": "open", "ACLSIM_MACHINE": f"sample-{os.getpid()}"}
     server = subprocess.Popen(
