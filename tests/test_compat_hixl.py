@@ -89,6 +89,12 @@ LIFELESS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _on_host_memory(monkeypatch):
+    """Whatever devices there are, or simulators that other tests asked for."""
+    monkeypatch.setenv("CACHEFW_TRANSPORTS", "host")
+
+
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_constants(name):
     assert getattr(hixl, name) == CONSTANTS[name]
@@ -225,9 +231,11 @@ def test_all_wrong_options_are_named_at_once_with_what_is_like_them(caplog):
         ({"cachefw.transports": "carrier-pigeon"}, hixl.UNSUPPORTED),
         ({"cachefw.transports": "host", "GlobalResourceConfig": "{}", "LocalCommRes": ""}, hixl.SUCCESS),
         ({"LocalCommRes": '{"version":"1.2"}', "BufferPool": "0:0", "AutoConnect": "0"}, hixl.SUCCESS),
+        ({}, hixl.SUCCESS),
     ],
 )
-def test_what_options_choose(options, status):
+def test_what_options_choose(options, status, monkeypatch):
+    monkeypatch.delenv("CACHEFW_TRANSPORTS")
     engine = hixl.Hixl()
     assert engine.initialize("127.0.0.1:0", options) == status
     engine.finalize()

@@ -74,6 +74,12 @@ def test_enum_and_notification():
         TransferNotify(b"n", "m")
 
 
+@pytest.fixture(autouse=True)
+def _as_mooncake_says(monkeypatch):
+    for name in ("CACHEFW_TRANSPORTS", "MC_LEGACY_RPC_PORT_BINDING", "MC_TRANSFER_TIMEOUT"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def make_engine(leaves_nothing):
     made = []

@@ -17,6 +17,12 @@ SAMPLE = Path(__file__).with_name("samples") / "hixl_d2rd.py"
 with_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 
+@pytest.fixture(autouse=True)
+def _without_a_simulator(monkeypatch):
+    """Other tests may have asked for one."""
+    monkeypatch.delenv("CACHEFW_ASCENDCL", raising=False)
+
+
 def run(code, **environment):
     done = subprocess.run(
         [sys.executable, "-c", inspect.cleandoc(code)],
