@@ -256,3 +256,31 @@ def test_the_description_of_the_page_is_one(tmp_path: Path) -> None:
     described = read(path)
     assert (described.profile, len(described.memories), len(described.caches)) == ("A2", 1, 1)
     assert described.caches[0].addrs[1] == 0x12D6371B8000 + 0x2000000
+
+
+def calls_of(heading: str) -> list[tuple[str, str]]:
+    """The calls of a library and what becomes of them, as the page has them."""
+    page = (DOCS / "moving-from-hixl-and-mooncake.md").read_text()
+    part = page.split(f"\n## `{heading}`\n")[1].split("\n## ")[0]
+    return re.findall(r"^\| `(\w+)` \| (\w*) \|", part, re.MULTILINE)
+
+
+def public(kind: type) -> set[str]:
+    return {name for name, value in inspect.getmembers(kind, inspect.isroutine) if not name.startswith("_")}
+
+
+def test_every_call_of_hixl_has_its_row() -> None:
+    from cachefw.compat import hixl
+
+    rows = calls_of("hixl")
+    assert sorted(name for name, _ in rows) == sorted({*public(hixl.Hixl), "get_capability"})
+    assert {answer for _, answer in rows} <= {"same", "better", "refused"}
+
+
+def test_every_call_of_mooncake_has_its_row() -> None:
+    from cachefw.compat.mooncake import engine, values
+
+    rows = calls_of("mooncake.engine")
+    assert sorted(name for name, _ in rows) == sorted({*public(engine.TransferEngine), *values.ABSENT})
+    assert {answer for _, answer in rows} <= {"same", "better", "refused"}
+    assert {name for name, answer in rows if answer == "refused"} == {*values.ABSENT, "get_local_topology"}
