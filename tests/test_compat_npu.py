@@ -143,6 +143,39 @@ for wrong, kind, words in ((there.numpy, TypeError, "cpu()"), (lambda: numpy.asa
 
 
 @with_torch
+def test_processes_of_a_group_meet(tmp_path):
+    """The vendor's samples hold ranks together by barriers, for which torch asks what accelerator there is."""
+    code = f"""
+        import copy, sys, torch
+        import torch.distributed as dist
+        rank = int(sys.argv[1])
+        dist.init_process_group("gloo", init_method="file://{tmp_path}/meeting", rank=rank, world_size=2)
+        torch.npu.set_device(rank)
+        mine = torch.full((4,), rank + 1.0).npu()
+        dist.barrier()
+        total = mine.cpu()
+        dist.all_reduce(total)
+        assert total.tolist() == [3.0] * 4
+        other = copy.deepcopy(mine)
+        assert str(other.device) == f"npu:{{rank}}" and other.data_ptr() != mine.data_ptr()
+        weight = torch.ones(3, requires_grad=True)
+        (weight * 2).sum().backward()
+        assert weight.grad.tolist() == [2.0] * 3
+        dist.barrier()
+        dist.destroy_process_group()
+        """
+    command = [sys.executable, "-c", inspect.cleandoc(code)]
+    environment = {**os.environ, "CACHEFW_NPU": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(2)]
+    try:
+        assert [rank.wait(SECONDS) for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+@with_torch
 def test_a_wrong_variable_and_a_real_device_are_refused(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", "import torch"],

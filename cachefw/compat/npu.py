@@ -19,6 +19,7 @@ What it is not:
 - Only the factories of the ``torch`` namespace, ``Tensor.to``, ``Tensor.npu`` and what is derived from a device tensor
   know the device. ``with torch.device("npu")``, ``set_default_device``, generators, modules, graphs and
   ``torch.compile`` do not; torch then raises `NotImplementedError` for the backend 'npu'.
+- Pinned memory is not to be had: torch takes the device for the accelerator that would make it.
 - Of ``torch.npu`` there is what programs need around transfers; another name is an `AttributeError` that lists them.
 - With ``torch_npu`` installed it refuses to start.
 

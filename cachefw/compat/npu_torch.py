@@ -72,6 +72,10 @@ class NpuTensor(torch.Tensor):
         """Whether its bytes are host memory after all; cachefw asks when it registers a tensor."""
         return not _space.emulated
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> NpuTensor:
+        copied = memo[id(self)] = _on_device(_plain(self).clone(), self.npu_index)
+        return copied
+
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -358,6 +362,10 @@ def activate() -> None:
     global _active, _space  # noqa: PLW0603 - once for the process
     if _active:
         return
+    if not hasattr(torch._C, "_acc"):
+        raise UnsupportedOperation(f"torch {torch.__version__} takes no backend in Python; 2.13 does", operation="npu")
+    from cachefw.compat import npu_backend
+
     if importlib.util.find_spec("torch_npu") is not None:
         raise UnsupportedOperation(
             "torch_npu is installed, and brings the real device; unset CACHEFW_NPU, or use an environment without it",
@@ -369,6 +377,8 @@ def activate() -> None:
         raise UnsupportedOperation(f"torch has another backend in this place: {error}", operation="npu") from error
     _space = Space()
     torch._register_device_module("npu", _module())
+    # Without both, torch refuses to say what accelerator there is, and `torch.distributed.barrier` asks.
+    npu_backend.register()
     for name in _FACTORIES:
         setattr(torch, name, _factory(getattr(torch, name)))
     _replace_to()
