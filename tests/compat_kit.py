@@ -75,6 +75,14 @@ class Peer:
     def call(self, name: str, *args: object) -> Any:
         return self.tell("call", name=name, args=args)["answer"]
 
+    def freeze(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+        # Until it has stopped, not only been told.
+        os.waitpid(self.process.pid, os.WUNTRACED)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(SECONDS)

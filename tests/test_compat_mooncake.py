@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -436,6 +437,44 @@ def test_both_directions_over_one_link(peer, local):
     )
     assert engine.send_probe(peer.address) == 0
     assert peer.tell("notifies") == {"notes": [["done", "1"]]}
+
+
+def test_first_use_by_many_threads_makes_one_link(peer, local):
+    """Serving engines write from a pool of threads, and both sides begin at once."""
+    engine, session, array = local
+    array[:] = pattern(9, 0, SIZE)
+    part = SIZE // 16
+    with ThreadPoolExecutor(8) as pool:
+        answers = [
+            pool.submit(
+                engine.batch_transfer_sync_write,
+                peer.address,
+                [array.ctypes.data + part * index],
+                [peer.buffer + part * index],
+                [part],
+            )
+            for index in range(16)
+        ]
+        assert peer.call("send_probe", session) == 0
+        assert [answer.result(SECONDS) for answer in answers] == [0] * 16
+    assert peer.holds(9, 0, SIZE)
+    assert len(engine._engine.node.links) == 1
+
+
+def test_a_frozen_peer_costs_a_deadline_and_no_more(peer, local, monkeypatch):
+    monkeypatch.setenv("CACHEFW_LINK_TIMEOUT", "0.5")
+    engine, _, array = local
+    assert engine.transfer_sync_read(peer.address, array.ctypes.data, peer.buffer, 4096) == 0
+    peer.freeze()
+    try:
+        assert engine.send_probe(peer.address) == -102
+        # One-sided reads of this transport do not need the peer's processor.
+        assert engine.transfer_sync_read(peer.address, array.ctypes.data, peer.buffer, 4096) == 0
+        assert engine.unregister_memory(array.ctypes.data) == -1
+    finally:
+        peer.thaw()
+    assert engine.send_probe(peer.address) == 0
+    assert engine.unregister_memory(array.ctypes.data) == 0
 
 
 def test_memory_that_the_peer_gave_back_is_refused(peer, local):
