@@ -103,7 +103,7 @@ class Node:
     ) -> None:
         self._closed = True
         self.cluster_id = _cluster_id(cluster_id)
-        credentials = Credentials.of(secret, tls, insecure)
+        self._credentials = credentials = Credentials.of(secret, tls, insecure)
         #: How peers prove who they are: "secret", "tls", "secret+tls", "loopback" (not at all) or "INSECURE".
         self.security = credentials.name
         address = None if listen is None else _listening(listen, credentials)
@@ -157,6 +157,22 @@ class Node:
             return None
         host, port = self._door.address
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def listen(self, address: str | None) -> None:
+        """Take links on another address from now on, or on none. Links that are up stay.
+
+        Args:
+            address: As for `Node`; None takes no more links.
+
+        Raises:
+            RequestError: A wrong address.
+            BrokenError: It cannot be bound; the node listens where it did.
+        """
+        self._check_open("listen")
+        if address is None:
+            self._run(self._door.deafen())
+        else:
+            self._run(self._door.listen(*_listening(address, self._credentials)))
 
     def card(self) -> bytes:
         """What a peer can give to `link` instead of an address: it also says which start of this node is meant.

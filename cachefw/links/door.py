@@ -57,26 +57,33 @@ class Door:
         self._answering: set[bytes] = set()
 
     async def listen(self, host: str, port: int) -> None:
-        """Take links.
+        """Take links, from now on only there.
 
         Raises:
             BrokenError: The address cannot be bound; `status` is the errno.
         """
-        self._listener = bind(host, port)
-        self.address = self._listener.getsockname()[:2]
+        listener = bind(host, port)
+        await self.deafen()
+        self._listener = listener
+        self.address = listener.getsockname()[:2]
         self._hub.port = self.address[1]
-        self._taking = asyncio.create_task(self._take(self._listener))
+        self._taking = asyncio.create_task(self._take(listener))
 
-    async def close(self) -> None:
-        """Take no more links."""
+    async def deafen(self) -> None:
+        """Take no more links until `listen` is called again; those that are up or being dialled stay."""
         if self._taking is not None:
             self._taking.cancel()
             await asyncio.wait([self._taking])
+        if self._listener is not None:
+            self._listener.close()
+        self._taking = self._listener = self.address = None
+
+    async def close(self) -> None:
+        """Take no more links, and dial no more."""
+        await self.deafen()
         for dial in list(self._dials.values()):
             dial.cancel()
             await asyncio.wait([dial])
-        if self._listener is not None:
-            self._listener.close()
         while self._hearing:
             self._hearing.popleft().close()
 

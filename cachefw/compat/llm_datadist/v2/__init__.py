@@ -1,0 +1,1 @@
+"""The interface of LLM-DataDist's second generation."""
