@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 from cachefw.cache import Placement
-from cachefw.compat.llm_datadist.configs import LLMClusterInfo, LlmConfig, LLMConfig, LLMRole
+from cachefw.compat.llm_datadist.configs import LLMClusterInfo, LLMConfig, LlmConfig, LLMRole
 from cachefw.compat.llm_datadist.data_type import DataType
 from cachefw.compat.llm_datadist.status import LLMException, LLMStatusCode, Status
 from cachefw.compat.llm_datadist.v2.llm_datadist import LLMDataDist
@@ -58,7 +58,7 @@ v2_list = [
 ]
 _V1 = ("TensorDesc", "Tensor", "KvCacheManager")
 
-__all__ = [  # noqa: F822, RUF022 - the vendor's list, in its order; the last three are those of the first generation
+__all__ = [  # noqa: RUF022 - the vendor's list, in its order; the last three are those of the first generation
     "LLMClusterInfo",
     "LLMStatusCode",
     "LLMException",

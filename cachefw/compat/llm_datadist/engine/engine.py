@@ -265,7 +265,9 @@ class Engine:
         """Tell peers that the mapping below device memory has changed."""
         if not self.links.exist():
             raise failed(LLMStatusCode.LLM_NOT_YET_LINK, "there is no link, so nobody to tell")
-        kind = cachefw.MemoryKind.HOST if self.emulated else cachefw.MemoryKind.DEVICE
+        if self.emulated:
+            raise failed(LLMStatusCode.LLM_FEATURE_NOT_ENABLED, "device memory is host memory here; nothing maps it")
+        kind = cachefw.MemoryKind.DEVICE
         self.manager.remap_registered_memory([cachefw.MemoryRegion(*each, kind) for each in ranges])
 
     def allocate(self, desc: CacheDesc, keys: Any, *, blocks: bool) -> cachefw.Cache:

@@ -11,8 +11,8 @@ import numpy as np
 import cachefw
 from cachefw import layout
 from cachefw.compat.llm_datadist.engine.engine import Engine
-from cachefw.compat.llm_datadist.engine.keys import cluster_of, native_key
-from cachefw.compat.llm_datadist.status import LLMException, LLMStatusCode, failed, invalid, status_of
+from cachefw.compat.llm_datadist.engine.keys import cluster_of
+from cachefw.compat.llm_datadist.status import LLMStatusCode, failed, invalid, status_of
 from cachefw.compat.llm_datadist.v2._caches import Cache
 from cachefw.compat.llm_datadist.v2._keys import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
 from cachefw.compat.llm_datadist.v2._transfers import (
@@ -183,8 +183,8 @@ class Moves:
         for index, config in enumerate(configs):
             try:
                 natives.append(self._native_config(config))
-            except LLMException as error:
-                early[index] = error.status_code
+            except CacheError as error:
+                early[index] = status_of(error)
         task = self._manager.transfer_cache_async(
             own, _Synchronizer(synchronizer), natives, src_blocks, dst_blocks, block_size or None
         )
@@ -207,7 +207,7 @@ class Moves:
                 config.src_batch_index,
             )
         return cachefw.TransferWithCacheKeyConfig(
-            native_key(config.cache_key, self._engine.links.real_id(cluster_of(config.cache_key))),
+            self._engine.keys.remote(config.cache_key),
             config.src_layer_range,
             config.dst_layer_range,
             config.src_batch_index,

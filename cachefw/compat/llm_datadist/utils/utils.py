@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 from cachefw.compat.llm_datadist.status import invalid, out_of_range, wrong_type
 from cachefw.errors import CacheError
@@ -52,7 +52,7 @@ def check_isinstance(
     if not isinstance(value, classes):
         raise wrong(name, classes, value)
     if element is not None:
-        check_elements(name, value, element)
+        check_elements(name, cast("Iterable[Any]", value), element)
 
 
 def check_elements(name: str, values: Iterable[Any], element: _Classes) -> None:

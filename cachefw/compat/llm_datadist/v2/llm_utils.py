@@ -83,7 +83,7 @@ def _pull_range(name: str, layers: Any) -> range | None:
         return None
     require(layers.start >= 0, f"{name} must start at 0 or later, not {layers}")
     check_uint32(name, layers.stop - 1)
-    return layers
+    return range(layers.start, layers.stop)
 
 
 def push_layers(src: Any, dst: Any, per_layer: Any, tensors: int) -> Layers:
