@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import cachefw
+from cachefw import cache as core
+from cachefw import memory
 from cachefw.compat.llm_datadist.configs import LLMClusterInfo
 from cachefw.compat.llm_datadist.engine.gate import Gate
 from cachefw.compat.llm_datadist.engine.keys import Keys, native_key
@@ -70,14 +71,14 @@ class Engine:
         self.manager = self.node.cache_manager
         try:
             kinds = frozenset().union(*(self.manager.transport(name).info.kinds for name in names))
-            self.emulated = cachefw.MemoryKind.DEVICE not in kinds
+            self.emulated = memory.MemoryKind.DEVICE not in kinds
             if self.emulated:
                 log.warning("no device here: Placement.DEVICE is host memory, moved by %s", ", ".join(names))
             for pool, placement in ((options.device_pool, 1), (options.host_pool, 0)):
                 if pool is not None:
                     self.manager.reserve(
                         pool.pages << pool.page_shift,
-                        self.placement(cachefw.Placement(placement)),
+                        self.placement(core.Placement(placement)),
                         1 << pool.page_shift,
                     )
             self.links = Links(self.node, self._peers, options)
@@ -191,11 +192,11 @@ class Engine:
 
     # ------------------------------------------------------------------ caches
 
-    def placement(self, placement: cachefw.Placement) -> cachefw.Placement:
+    def placement(self, placement: core.Placement) -> core.Placement:
         """Where memory lies, for cachefw."""
-        return cachefw.Placement.HOST if self.emulated else placement
+        return core.Placement.HOST if self.emulated else placement
 
-    def native_desc(self, desc: CacheDesc) -> cachefw.CacheDesc:
+    def native_desc(self, desc: CacheDesc) -> core.CacheDesc:
         """A description for cachefw.
 
         Raises:
@@ -210,7 +211,7 @@ class Engine:
         if name == "DT_STRING":
             # Two 64-bit words that nobody here looks into.
             shape, name = (*shape, 2), "DT_UINT64"
-        return cachefw.CacheDesc(desc.num_tensors, shape, cachefw.DataType[name], self.placement(desc.placement))
+        return core.CacheDesc(desc.num_tensors, shape, core.DataType[name], self.placement(desc.placement))
 
     def accessible(self, desc: CacheDesc, told: bool | None, *, linked: bool) -> bool:
         """Whether peers may reach a cache.
@@ -222,12 +223,12 @@ class Engine:
         """
         if told is not None:
             return told
-        if desc.placement is cachefw.Placement.DEVICE:
+        if desc.placement is core.Placement.DEVICE:
             return not linked
         # Without get mode the owner itself sends what is asked for, from host memory too.
         return not self.options.get_mode
 
-    def register(self, desc: CacheDesc, addrs: list[int], keys: Sequence[CacheKey], accessible: bool) -> cachefw.Cache:
+    def register(self, desc: CacheDesc, addrs: list[int], keys: Sequence[CacheKey], accessible: bool) -> core.Cache:
         """Register a contiguous cache."""
         return self.manager.register_cache(
             self.native_desc(desc), addrs, [native_key(key, self.cluster_id) for key in keys], accessible
@@ -235,7 +236,7 @@ class Engine:
 
     def register_blocks(
         self, desc: CacheDesc, addrs: list[int], key: BlocksCacheKey | None, accessible: bool
-    ) -> cachefw.Cache:
+    ) -> core.Cache:
         """Register a blocks cache; of two under one model id the later one has the name."""
         name = None if key is None else native_key(key, self.cluster_id)
         native = self.native_desc(desc)
@@ -243,9 +244,7 @@ class Engine:
             self._make_room(native, addrs, name, accessible)
         return self.manager.register_blocks_cache(native, addrs, name, accessible)
 
-    def _make_room(
-        self, desc: cachefw.CacheDesc, addrs: list[int], name: cachefw.BlocksCacheKey, accessible: bool
-    ) -> None:
+    def _make_room(self, desc: core.CacheDesc, addrs: list[int], name: core.BlocksCacheKey, accessible: bool) -> None:
         """Take a name from the cache that has it, if nothing else stands in the way of the new one."""
         plan = self.manager.plan(desc, addrs, name, accessible, blocks=True)
         if [finding.rule for finding in plan.refused] == ["core.keys"] and self.manager.remove_cache_key(name):
@@ -267,10 +266,10 @@ class Engine:
             raise failed(LLMStatusCode.LLM_NOT_YET_LINK, "there is no link, so nobody to tell")
         if self.emulated:
             raise failed(LLMStatusCode.LLM_FEATURE_NOT_ENABLED, "device memory is host memory here; nothing maps it")
-        kind = cachefw.MemoryKind.DEVICE
-        self.manager.remap_registered_memory([cachefw.MemoryRegion(*each, kind) for each in ranges])
+        kind = memory.MemoryKind.DEVICE
+        self.manager.remap_registered_memory([memory.MemoryRegion(*each, kind) for each in ranges])
 
-    def allocate(self, desc: CacheDesc, keys: Any, *, blocks: bool) -> cachefw.Cache:
+    def allocate(self, desc: CacheDesc, keys: Any, *, blocks: bool) -> core.Cache:
         """Allocate a cache from the pool of its placement.
 
         Raises:
@@ -278,7 +277,7 @@ class Engine:
         """
         if desc.placement is None:
             raise of_none("placement is None; it must be a Placement")
-        device = desc.placement is cachefw.Placement.DEVICE
+        device = desc.placement is core.Placement.DEVICE
         if (self.options.device_pool if device else self.options.host_pool) is None:
             option = "mem_pool_cfg" if device else "host_mem_pool_cfg"
             raise failed(LLMStatusCode.LLM_FEATURE_NOT_ENABLED, f"there is no pool of this memory; set {option}")
@@ -286,6 +285,11 @@ class Engine:
         if blocks:
             return self.manager.allocate_blocks_cache(native, native_key(keys, self.cluster_id) if keys else None)
         return self.keys.allocate(native, [native_key(key, self.cluster_id) for key in keys])
+
+    def has_room(self, size: int) -> bool:
+        """Whether the pool of device memory has so many bytes left."""
+        kind = memory.MemoryKind.HOST if self.emulated else memory.MemoryKind.DEVICE
+        return any(pool.kind is kind and pool.free >= size for pool in self.manager._pools)
 
     def require_pool(self, operation: str) -> None:
         """Refuse what only makes sense with a pool."""

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, overload
 
-import cachefw
+from cachefw import cache as core
 from cachefw.cache import ABSENT_ID
 from cachefw.compat.llm_datadist.engine.linking import Links
 from cachefw.compat.llm_datadist.status import LLMStatusCode, failed, of_none, wrong_type
@@ -24,11 +24,11 @@ Name = tuple[str, int, int]
 
 
 @overload
-def native_key(key: BlocksCacheKey, cluster_id: int) -> cachefw.BlocksCacheKey: ...
+def native_key(key: BlocksCacheKey, cluster_id: int) -> core.BlocksCacheKey: ...
 @overload
-def native_key(key: CacheKey, cluster_id: int) -> cachefw.CacheKey: ...
+def native_key(key: CacheKey, cluster_id: int) -> core.CacheKey: ...
 @overload
-def native_key(key: CacheKeyByIdAndIndex, cluster_id: int) -> cachefw.CacheKeyByIdAndIndex: ...
+def native_key(key: CacheKeyByIdAndIndex, cluster_id: int) -> core.CacheKeyByIdAndIndex: ...
 def native_key(key: Any, cluster_id: int) -> Any:
     """A key for cachefw, with another cluster id.
 
@@ -40,13 +40,13 @@ def native_key(key: Any, cluster_id: int) -> Any:
         number = key.model_id
         if number is None or not 0 <= number < 2**64:
             raise wrong_type(f"model_id of {key} must lie in 0 ... 2^64 - 1")
-        return cachefw.BlocksCacheKey(cluster_id, number)
+        return core.BlocksCacheKey(cluster_id, number)
     if isinstance(key, CacheKey):
-        return cachefw.CacheKey(cluster_id, key.req_id, key.model_id, key.prefix_id)
+        return core.CacheKey(cluster_id, key.req_id, key.model_id, key.prefix_id)
     if key.cache_id < 1:
         text = f"{key}: cache ids start at 1"
         raise failed(LLMStatusCode.LLM_KV_CACHE_NOT_EXIST, text)
-    return cachefw.CacheKeyByIdAndIndex(cluster_id, key.cache_id, key.batch_index)
+    return core.CacheKeyByIdAndIndex(cluster_id, key.cache_id, key.batch_index)
 
 
 def cluster_of(key: Any) -> int:
@@ -77,7 +77,7 @@ class Keys:
         #: For each key in use its tensors that were not pulled yet.
         self._left: dict[Name, set[int]] = {}
 
-    def allocate(self, desc: cachefw.CacheDesc, keys: Sequence[cachefw.CacheKey]) -> cachefw.Cache:
+    def allocate(self, desc: core.CacheDesc, keys: Sequence[core.CacheKey]) -> core.Cache:
         """Allocate a contiguous cache, and follow its keys."""
         cache = self._manager.allocate_cache(desc, keys)
         with self._lock:
@@ -121,4 +121,4 @@ class Keys:
     def _forget(self, name: Name) -> None:
         kind, number, model = name
         request, prefix = (number, ABSENT_ID) if kind == "req" else (ABSENT_ID, number)
-        self._manager.remove_cache_key(cachefw.CacheKey(0, request, model, prefix))
+        self._manager.remove_cache_key(core.CacheKey(0, request, model, prefix))

@@ -8,8 +8,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-import cachefw
-from cachefw import layout
+from cachefw import cache as core
+from cachefw import layout, tasks
 from cachefw.compat.llm_datadist.engine.engine import Engine
 from cachefw.compat.llm_datadist.engine.keys import cluster_of
 from cachefw.compat.llm_datadist.status import LLMStatusCode, failed, invalid, status_of
@@ -56,7 +56,7 @@ class Moves:
         self._manager = engine.manager
         self._legacy = not engine.options.get_mode
 
-    def own(self, cache: Cache) -> cachefw.Cache:
+    def own(self, cache: Cache) -> core.Cache:
         """The cache of cachefw's behind a handle.
 
         Raises:
@@ -103,7 +103,7 @@ class Moves:
 
     def _source(self, remote: Any) -> tuple[Link, PublishedCache]:
         link = self._engine.node.link_to(remote.cluster_id)
-        by_id = isinstance(remote, cachefw.CacheKeyByIdAndIndex)
+        by_id = isinstance(remote, core.CacheKeyByIdAndIndex)
         return link, link.lookup(remote.cache_id if by_id else remote.local_name)
 
     def _used_up(
@@ -200,13 +200,13 @@ class Moves:
 
     def _native_config(self, config: TransferConfig | TransferWithCacheKeyConfig) -> Any:
         if isinstance(config, TransferConfig):
-            return cachefw.TransferConfig(
+            return tasks.TransferConfig(
                 self._engine.links.real_id(config.dst_cluster_id),
                 config.dst_addrs,
                 config.src_layer_range,
                 config.src_batch_index,
             )
-        return cachefw.TransferWithCacheKeyConfig(
+        return tasks.TransferWithCacheKeyConfig(
             self._engine.keys.remote(config.cache_key),
             config.src_layer_range,
             config.dst_layer_range,
@@ -233,7 +233,7 @@ class Moves:
         else:
             self._manager.swap_blocks(one, other, pairs)
 
-    def _sided(self, cache: Cache) -> cachefw.Cache:
+    def _sided(self, cache: Cache) -> core.Cache:
         """A side of a swap, which need not be registered; what is not is looked at as if it were to be."""
         native = self._manager.registry.caches.get(cache.cache_id)
         if native is not None and cache.cache_id > 0 and list(native.tensor_addrs) == cache.tensor_addrs:
@@ -245,9 +245,9 @@ class Moves:
         wrong = [f for f in plan.findings if f.outcome is Outcome.REFUSED and (f.transport or f.rule == "core.address")]
         if wrong:
             raise invalid(f"{cache} cannot be copied: " + "; ".join(finding.message for finding in wrong))
-        return cachefw.Cache(-1, desc, tuple(cache.tensor_addrs), True, False)
+        return core.Cache(-1, desc, tuple(cache.tensor_addrs), True, False)
 
-    def _copy(self, src: cachefw.Cache, dst: cachefw.Cache, pairs: Mapping[int, int]) -> None:
+    def _copy(self, src: core.Cache, dst: core.Cache, pairs: Mapping[int, int]) -> None:
         """The same where both sides are host memory."""
         stride = np.uint64(src.cache_desc.stride)
         begin, to = (np.fromiter(each, np.uint64, len(pairs)) * stride for each in (pairs.keys(), pairs.values()))
@@ -262,7 +262,7 @@ class Moves:
         raise failed(LLMStatusCode.LLM_FEATURE_NOT_ENABLED, "no open transport copies within the process")
 
 
-class _Synchronizer(cachefw.LayerSynchronizer):
+class _Synchronizer(tasks.LayerSynchronizer):
     """The caller's synchronizer, for cachefw."""
 
     def __init__(self, of: LayerSynchronizer) -> None:
