@@ -265,9 +265,7 @@ def pull_blocks_sample(part: str) -> None:
         manager.pull_blocks(ld.BlocksCacheKey(1, 0), cache, src_blocks=[0, 1], dst_blocks=[0, 1])
         assert memory.rows(address, shape) == [1.0, 1.0]
         outside = np.zeros(shape, np.float32)
-        cpu = ld.Cache.create_cpu_cache(
-            ld.CacheDesc(1, shape, FLOAT, ld.Placement.HOST), [int(outside.ctypes.data)]
-        )
+        cpu = ld.Cache.create_cpu_cache(ld.CacheDesc(1, shape, FLOAT, ld.Placement.HOST), [int(outside.ctypes.data)])
         manager.swap_blocks(cache, cpu, {0: 1})
         assert outside[:, 0].tolist() == [0.0, 1.0]
         outside[0] = 3.0
@@ -314,7 +312,9 @@ def pull_from_cache_to_blocks(part: str) -> None:
 # ---------------------------------------------------------------------- get mode, linked by address
 
 
-def both(part: str, value: dict[str, float], **options: Any) -> tuple[ld.LLMDataDist, Memory, int, Callable[[], list[float]]]:
+def both(
+    part: str, value: dict[str, float], **options: Any
+) -> tuple[ld.LLMDataDist, Memory, int, Callable[[], list[float]]]:
     """Two tensors of [3, 10] floats registered as blocks: cluster 0 is the prompt, 1 the decoder."""
     dist, memory = start(part, 0 if part == "p" else 1, **options)
     addresses = [memory.make([3, 10], value[part]) for _ in range(2)]
