@@ -1,7 +1,7 @@
 """What LLM-DataDist's sample programs do, one flow each, in as many processes as they have.
 
-`run` starts a process for each part of a flow. A part meets the others by printing a line and reading one back; it checks
-the data that it can see and exits with 0. The names of the flows are those of the samples.
+`run` starts a process for each part of a flow. A part meets the others by printing a line and reading one back; it
+checks the data that it can see and exits with 0. The names of the flows are those of the samples.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import pytest
 
 from cachefw.compat import llm_datadist as ld
 from cachefw.memory import MemoryKind
@@ -24,6 +25,7 @@ from cachefw.memory import MemoryKind
 SECONDS = 60
 FP16 = ld.DataType.DT_FLOAT16
 FLOAT = ld.DataType.DT_FLOAT
+GONE = ld.LLMStatusCode.LLM_KV_CACHE_NOT_EXIST
 POOL = json.dumps({"memory_size": 64 * 2**20})
 RANK_TABLE = json.dumps(
     {
@@ -199,6 +201,12 @@ def ok(result: tuple[ld.LLMStatusCode, list[ld.LLMStatusCode]]) -> None:
     assert set(result[1]) == {result[0]} == {ld.LLMStatusCode.LLM_SUCCESS}, result
 
 
+def refused(status: ld.LLMStatusCode, call: Callable[..., Any], *arguments: Any) -> None:
+    with pytest.raises(ld.LLMException) as caught:
+        call(*arguments)
+    assert caught.value.status_code is status
+
+
 def link(dist: ld.LLMDataDist) -> int:
     number = dist.link(f"link-{os.environ['FLOW_RUN']}", {1: 0, 2: 1}, RANK_TABLE)
     deadline = time.monotonic() + SECONDS
@@ -234,12 +242,7 @@ def pull_cache_sample(part: str) -> None:
         manager.pull_cache(keys[1], cache, batch_index=1)
         for address, tensor in zip(cache.tensor_addrs, data, strict=True):
             assert (memory.read(address, [2, 16384], np.float16) == tensor).all()
-        try:
-            manager.pull_cache(keys[0], cache)
-        except ld.LLMException as error:
-            assert error.status_code is ld.LLMStatusCode.LLM_KV_CACHE_NOT_EXIST
-        else:
-            raise AssertionError("the key was not used up")
+        refused(GONE, manager.pull_cache, keys[0], cache)
     meet()
     dist.unlink(number)
     meet()
@@ -294,12 +297,7 @@ def pull_from_cache_to_blocks(part: str) -> None:
         meet()
         manager.pull_blocks(key, cache, src_blocks=[], dst_blocks=[0])
         assert [memory.rows(address, shape, np.float16) for address in addresses] == [[i + 1, 0] for i in range(4)]
-        try:
-            manager.pull_blocks(key, cache, src_blocks=[], dst_blocks=[1])
-        except ld.LLMException as error:
-            assert error.status_code is ld.LLMStatusCode.LLM_KV_CACHE_NOT_EXIST
-        else:
-            raise AssertionError("the key was not used up")
+        refused(GONE, manager.pull_blocks, key, cache, [], [1])
     meet()
     dist.unlink(number)
     if part == "p":
@@ -366,7 +364,8 @@ def push_cache_sample(part: str) -> None:
 
 def transfer_cache_async_sample(part: str) -> None:
     class Ready(ld.LayerSynchronizer):
-        seen: list[int] = []
+        def __init__(self) -> None:
+            self.seen: list[int] = []
 
         def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None) -> bool:
             self.seen.append(layer_index)
@@ -384,10 +383,11 @@ def transfer_cache_async_sample(part: str) -> None:
     if part == "p":
         ok(dist.link_clusters([info], 5000))
         config = ld.TransferWithCacheKeyConfig(ld.BlocksCacheKey(1, 0), range(0, 1), range(0, 1))
-        task = dist.cache_manager.transfer_cache_async(cache, Ready(), [config])
+        ready = Ready()
+        task = dist.cache_manager.transfer_cache_async(cache, ready, [config])
         assert task.get_results() == [ld.LLMStatusCode.LLM_SUCCESS]
         assert task.synchronize() is ld.LLMStatusCode.LLM_SUCCESS
-        assert Ready.seen == [0]
+        assert ready.seen == [0]
     meet()
     if part == "d":
         assert rows() == [1, 0, 0]
@@ -407,12 +407,7 @@ def switch_role_sample(part: str) -> None:
         ok(dist.link_clusters([info], 5000))
         manager.pull_blocks(ld.BlocksCacheKey(0, 0), cache, [0, 1], [0, 2])
         assert rows() == [1, 0, 1]
-        try:
-            dist.switch_role(ld.LLMRole.PROMPT)
-        except ld.LLMException as error:
-            assert error.status_code is ld.LLMStatusCode.LLM_EXIST_LINK
-        else:
-            raise AssertionError("a role was switched under a link")
+        refused(ld.LLMStatusCode.LLM_EXIST_LINK, dist.switch_role, ld.LLMRole.PROMPT)
         ok(dist.unlink_clusters([info]))
     meet()
     if part == "p":
@@ -445,10 +440,7 @@ def hixl_transfer_backend_sample(part: str) -> None:
     manager = dist.cache_manager
     (other,) = meet(port=port_of(dist))
     there = 1 if part == "p" else 0
-    try:
-        manager.pull_blocks(ld.BlocksCacheKey(there, 0), cache, [2], [2])
-    except ld.LLMException as error:
-        assert error.status_code is ld.LLMStatusCode.LLM_NOT_YET_LINK
+    refused(ld.LLMStatusCode.LLM_NOT_YET_LINK, manager.pull_blocks, ld.BlocksCacheKey(there, 0), cache, [2], [2])
     meet()
     ok(dist.link_clusters([cluster(there, other["port"])], 5000))
     meet()

@@ -223,8 +223,9 @@ def status_of(error: CacheError) -> LLMStatusCode:
 
 
 def translated(error: CacheError, operation: str) -> CacheError:
-    """An error of cachefw's as the `LLMException` of a public call; a wrong type stays a TypeError."""
-    if isinstance(error, LLMException) or (isinstance(error, TypeError) and not isinstance(error, ValueError)):
+    """An error of cachefw's as the `LLMException` of a public call; a wrong type stays one, and None too."""
+    wrong_kind = isinstance(error, (TypeError, AttributeError)) and not isinstance(error, ValueError)
+    if wrong_kind or isinstance(error, LLMException):
         return error
     status = status_of(error)
     cls = LLMValueError if status is LLMStatusCode.LLM_PARAM_INVALID else LLMException

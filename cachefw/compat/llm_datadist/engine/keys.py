@@ -15,7 +15,6 @@ from cachefw.cache import ABSENT_ID
 from cachefw.compat.llm_datadist.engine.linking import Links
 from cachefw.compat.llm_datadist.status import LLMStatusCode, failed, of_none, wrong_type
 from cachefw.compat.llm_datadist.v2._keys import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
-from cachefw.errors import NotFoundError
 from cachefw.manager import CacheManager
 
 __all__ = ["Keys", "native_key"]
@@ -92,10 +91,9 @@ class Keys:
 
     def deallocate(self, cache_id: int) -> None:
         """Give an allocated cache back; a contiguous one when its last key is used up. Unknown ids are none."""
-        try:
-            self._manager.deallocate_cache(cache_id, keep_named=True)
-        except NotFoundError:
-            return
+        cache = self._manager.registry.caches.get(cache_id)
+        if cache is not None:
+            self._manager.deallocate_cache(cache, keep_named=not cache.is_blocks_cache)
 
     def remove(self, key: CacheKey) -> None:
         """Forget the key of an allocated cache; one that is unknown, or of a registered cache, is left alone."""
