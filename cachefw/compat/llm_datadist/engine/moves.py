@@ -21,7 +21,7 @@ from cachefw.compat.llm_datadist.v2._transfers import (
     TransferConfig,
     TransferWithCacheKeyConfig,
 )
-from cachefw.errors import CacheError
+from cachefw.errors import CacheError, NotFoundError
 from cachefw.links.link import Link
 from cachefw.published import PublishedCache
 from cachefw.ranges import refuse_overlap
@@ -74,7 +74,14 @@ class Moves:
         remote = self._remote(key)
         own = self.own(cache)
         used = self._used_up(key, remote, layers)
-        self._manager.pull_cache(remote, own, batch_index, size, timeout=self._engine.options.timeout, **layers.words)
+        try:
+            self._manager.pull_cache(
+                remote, own, batch_index, size, timeout=self._engine.options.timeout, **layers.words
+            )
+        except NotFoundError as error:
+            if error.code == "not_found.row" and batch_index < own.cache_desc.batch_size:
+                raise _no_row(error) from error
+            raise
         self._tell(used)
 
     def pull_blocks(
@@ -91,9 +98,12 @@ class Moves:
                     f"a block of {own} has {own.cache_desc.stride:,} bytes, more than a row of the peer's {source}"
                 )
             used = self._used_up(key, remote, layers, link, source)
-        self._manager.pull_blocks(
-            remote, own, src_blocks, dst_blocks, timeout=self._engine.options.timeout, **layers.words
-        )
+        try:
+            self._manager.pull_blocks(
+                remote, own, src_blocks, dst_blocks, timeout=self._engine.options.timeout, **layers.words
+            )
+        except NotFoundError as error:
+            raise _no_row(error) if error.code == "not_found.row" else error from None
         self._tell(used)
 
     def _remote(self, key: Any) -> Any:
@@ -260,6 +270,11 @@ class Moves:
                 transport.copy(Batch(joined.local, joined.remote, joined.length, np.zeros(0, np.uint64)))
                 return
         raise failed(LLMStatusCode.LLM_FEATURE_NOT_ENABLED, "no open transport copies within the process")
+
+
+def _no_row(error: CacheError) -> CacheError:
+    """A row there that does not exist; a row here is a wrong argument."""
+    return failed(LLMStatusCode.LLM_KV_CACHE_NOT_EXIST, str(error), error.operation)
 
 
 class _Synchronizer(tasks.LayerSynchronizer):

@@ -12,6 +12,7 @@ import hashlib
 import ipaddress
 import itertools
 import json
+import logging
 import os
 import tempfile
 import threading
@@ -24,7 +25,7 @@ import attrs
 
 from cachefw.compat.llm_datadist.engine.linking import Links
 from cachefw.compat.llm_datadist.engine.peers import EngineNode
-from cachefw.compat.llm_datadist.status import LLMStatusCode, failed
+from cachefw.compat.llm_datadist.status import LLMStatusCode, failed, invalid
 from cachefw.compat.llm_datadist.utils.log import log
 from cachefw.compat.llm_datadist.v2._caches import RegisterMemStatus
 from cachefw.errors import CacheError
@@ -84,18 +85,12 @@ class Communicators:
         """
         own = self._node.cluster_id
         if own not in members:
-            raise failed(
-                LLMStatusCode.LLM_PARAM_INVALID,
-                f"cluster_rank_info {dict(members)} does not name cluster {own}, this one",
-                "link",
-            )
+            raise invalid(f"cluster_rank_info {dict(members)} does not name cluster {own}, this one", "link")
         places = _places(table, members)
         hosts = {place.host for place in places.values()}
         with self._lock:
             if len(self._live) >= _MOST:
-                raise failed(
-                    LLMStatusCode.LLM_PARAM_INVALID, f"{_MOST} communicators live already; unlink some", "link"
-                )
+                raise invalid(f"{_MOST} communicators live already; unlink some", "link")
             if len(hosts) == 1:
                 folder = _folder(name, members, table)
                 if self._node.address is None:
@@ -139,7 +134,8 @@ class Communicators:
                 self._links.check_peer(link, deadline)
                 communicator.links.append(link)
         except CacheError as error:
-            log.error("communicator %r: %s", communicator.name, error)
+            given_up = communicator.stop.is_set()
+            log.log(logging.INFO if given_up else logging.ERROR, "communicator %r: %s", communicator.name, error)
             communicator.status = RegisterMemStatus.FAILED
             return
         communicator.status = RegisterMemStatus.OK
