@@ -6,6 +6,7 @@ counts, since whatever else the machine does only adds. What a call adds for eac
 
 from __future__ import annotations
 
+import atexit
 import json
 import statistics
 import sys
@@ -15,8 +16,8 @@ from collections.abc import Callable
 import attrs
 import numpy as np
 
-from cachefw import Node
-from cachefw.compat import hixl
+from cachefw import BlocksCacheKey, CacheDesc, DataType, Node, Placement
+from cachefw.compat import hixl, llm_datadist
 from cachefw.compat.mooncake.engine import TransferEngine
 
 ROUNDS = 7
@@ -138,8 +139,44 @@ def pairs() -> list[Pair]:
     ]
 
 
+def llm_datadist_pairs() -> list[Pair]:
+    """Blocks pulled from a node that is not of this interface, one and many."""
+    shape = [MANY, PIECE]
+    here, there = np.zeros(shape, np.uint8), np.ones(shape, np.uint8)
+    node = Node(2, "127.0.0.1:0")
+    node.cache_manager.register_blocks_cache(
+        CacheDesc(1, shape, DataType.DT_UINT8, Placement.HOST), [there.ctypes.data], BlocksCacheKey(2), True
+    )
+    dist = llm_datadist.LLMDataDist(llm_datadist.LLMRole.DECODER, 1)
+    dist.init({"llm.LocalCommRes": "", "llm.SyncKvCacheWaitTime": "30000", "cachefw.transports": "host"})
+    info = llm_datadist.LLMClusterInfo()
+    info.remote_cluster_id = 2
+    info.append_local_ip_info("127.0.0.1", 0)
+    info.append_remote_ip_info("127.0.0.1", int(node.address.rpartition(":")[2]))
+    assert dist.link_clusters([info], 5000)[0] is llm_datadist.LLMStatusCode.LLM_SUCCESS
+    manager = dist.cache_manager
+    cache = manager.register_blocks_cache(
+        llm_datadist.CacheDesc(1, shape, llm_datadist.DataType.DT_UINT8), [here.ctypes.data]
+    )
+    KEPT.extend((here, there))
+    atexit.register(node.close)
+    native = dist._engine.manager
+    own, key, theirs = native.caches[cache.cache_id], BlocksCacheKey(2), llm_datadist.BlocksCacheKey(2)
+    # Every second block, so that none are joined.
+    few, many = ([0], [1]), (list(range(0, MANY, 2)), list(range(1, MANY, 2)))
+    return [
+        Pair(
+            "llm_datadist pull_blocks",
+            lambda blocks=blocks: manager.pull_blocks(theirs, cache, *blocks),
+            lambda blocks=blocks: native.pull_blocks(key, own, *blocks, timeout=30),
+            len(blocks[0]),
+        )
+        for blocks in (few, many)
+    ]
+
+
 def main() -> None:
-    rows = [measure(pair) for pair in pairs()]
+    rows = [measure(pair) for pair in [*pairs(), *llm_datadist_pairs()]]
     if "--json" in sys.argv:
         print(json.dumps(rows, indent=1))
         return

@@ -284,3 +284,16 @@ def test_every_call_of_mooncake_has_its_row() -> None:
     assert sorted(name for name, _ in rows) == sorted({*public(engine.TransferEngine), *values.ABSENT})
     assert {answer for _, answer in rows} <= {"same", "better", "refused"}
     assert {name for name, answer in rows if answer == "refused"} == {*values.ABSENT, "get_local_topology"}
+
+
+def test_every_call_of_llm_datadist_is_on_its_page() -> None:
+    from cachefw.compat.llm_datadist.v2.cache_manager import CacheManager
+    from cachefw.compat.llm_datadist.v2.llm_datadist import LLMDataDist
+
+    page = (DOCS / "moving-from-llm-datadist.md").read_text()
+    rows = re.findall(r"^\| (.+?) \| (?:same|better|refused) \|", page, re.MULTILINE)
+    told = set(re.findall(r"`(?:\w+\.)?(\w+)(?:\(.*?\))?`", " ".join(rows)))
+    properties = {"cache_manager", "cluster_id", "kv_cache_manager"}
+    # For the instance and for tests, not for programs.
+    inner = {"set_is_call_linked", "check_cache_key"}
+    assert (public(LLMDataDist) | public(CacheManager) | properties) - inner <= told

@@ -670,4 +670,6 @@ def test_a_manager_that_was_kept_after_finalize() -> None:
     bench.manager = bench.instance.dist.cache_manager
     fresh = bench.manager.register_cache(DESC, bench.addrs[:2])
     assert fresh.cache_id == 1
+    # A handle of the engine before has the same id, and is another cache.
+    refuse(code("KV_CACHE_NOT_EXIST"), lambda: bench.manager.copy_cache(bench.c, bench.c, 0, 1))
     bench.instance.dist.finalize()

@@ -18,7 +18,7 @@ import pytest
 import cachefw
 from cachefw.compat import llm_datadist as ld
 from cachefw.compat.llm_datadist import data_type, llm_datadist_wrapper, metadef_wrapper
-from cachefw.compat.llm_datadist.status import code_to_status
+from cachefw.compat.llm_datadist.status import code_to_status, translated
 from cachefw.compat.llm_datadist.v2 import llm_types
 
 BASE = 0x5010B000
@@ -298,6 +298,39 @@ def test_the_exception_is_a_runtime_error_with_a_status() -> None:
     assert ld.Status(ld.LLMStatusCode.LLM_SUCCESS).is_ok()
     assert not ld.Status(INVALID).is_ok()
     assert ld.Status(INVALID).status_code is INVALID
+
+
+ERRORS = [
+    (cachefw.NotFoundError("x", code="not_found.link"), "NOT_YET_LINK"),
+    (cachefw.NotFoundError("x", code="not_found.cache"), "KV_CACHE_NOT_EXIST"),
+    (cachefw.NotFoundError("x", code="not_found.block"), "PARAM_INVALID"),
+    (cachefw.RequestError("x"), "PARAM_INVALID"),
+    (cachefw.RegistrationError("x"), "PARAM_INVALID"),
+    (cachefw.RegistrationError("x", code="registration.native"), "FAILED"),
+    (cachefw.TransferTimeout("x"), "TIMEOUT"),
+    (cachefw.TransferCancelled("x"), "TIMEOUT"),
+    (cachefw.BrokenError("x"), "TIMEOUT"),
+    (cachefw.BrokenError("x", status=507053), "DEVICE_MEM_ERROR"),
+    (cachefw.BrokenError("x", status=507057), "SUSPECT_REMOTE_ERROR"),
+    (cachefw.ClosedError("x", code="link.closed"), "NOT_YET_LINK"),
+    (cachefw.ClosedError("x"), "KV_CACHE_NOT_EXIST"),
+    (cachefw.BusyError("x"), "LINK_BUSY"),
+    (cachefw.OutOfMemoryError("x"), "OUT_OF_MEMORY"),
+    (cachefw.UnsupportedOperation("x"), "FEATURE_NOT_ENABLED"),
+    (cachefw.AuthenticationError("x"), "LINK_FAILED"),
+    (cachefw.TransportUnavailable("x"), "FAILED"),
+    (cachefw.PluginError("x"), "FAILED"),
+]
+
+
+@pytest.mark.parametrize(("error", "name"), ERRORS, ids=lambda item: str(type(item).__name__))
+def test_every_error_of_cachefws_has_a_status(error: cachefw.CacheError, name: str) -> None:
+    known = translated(error, "pull_cache")
+    assert isinstance(known, ld.LLMException)
+    assert known.status_code is ld.LLMStatusCode[f"LLM_{name}"]
+    assert isinstance(known, ValueError) is (name == "PARAM_INVALID")
+    assert (known.code, known.status, known.operation) == (error.code, error.status, "pull_cache")
+    assert translated(known, "other") is known
 
 
 # ---------------------------------------------------------------------- CacheDesc

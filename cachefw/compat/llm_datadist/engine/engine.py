@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ from cachefw.links.link import Link
 __all__ = ["Engine"]
 
 _DIMS = 31
+# What only cachefw has to say; without any set-up, warnings go to stderr.
+_log = logging.getLogger("cachefw.compat")
 
 
 class Engine:
@@ -73,7 +76,8 @@ class Engine:
             kinds = frozenset().union(*(self.manager.transport(name).info.kinds for name in names))
             self.emulated = memory.MemoryKind.DEVICE not in kinds
             if self.emulated:
-                log.warning("no device here: Placement.DEVICE is host memory, moved by %s", ", ".join(names))
+                _log.warning("no device memory here: Placement.DEVICE is host memory, moved by %s", ", ".join(names))
+            _log.info("cluster %d uses %s", self.cluster_id, ", ".join(names))
             for pool, placement in ((options.device_pool, 1), (options.host_pool, 0)):
                 if pool is not None:
                     self.manager.reserve(

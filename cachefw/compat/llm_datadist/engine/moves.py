@@ -63,7 +63,10 @@ class Moves:
             LLMException: With `LLM_KV_CACHE_NOT_EXIST`: there is none, or none any more.
         """
         native = self._manager.registry.caches.get(cache.cache_id)
-        if native is None or not cache._valid:
+        # Ids start again with each engine, and a handle of an earlier one may be at hand still.
+        manager = cache._cache_manager
+        foreign = manager is not None and manager._engine is not self._engine
+        if native is None or foreign or not cache._valid:
             raise failed(LLMStatusCode.LLM_KV_CACHE_NOT_EXIST, f"{cache} is not registered here, or no longer")
         return native
 
