@@ -526,3 +526,48 @@ def test_a_transfer_that_the_end_of_a_link_cancelled_says_that_the_link_ended(si
             transfer.result(20)
         assert isinstance(caught.value.__cause__, cachefw.TransferCancelled)
         assert two.completed() == [transfer]
+
+
+# ---------------------------------------------------------------------- listening elsewhere
+
+
+def test_a_node_listens_where_it_is_told_to(pair: tuple[cachefw.Node, cachefw.Node]) -> None:
+    one, two = pair
+    before = one.address
+    link = two.link(before)
+    one.listen("127.0.0.1:0")
+    assert one.address not in (None, before)
+    assert link.state is cachefw.LinkState.UP
+    two.unlink(link)
+    with pytest.raises(cachefw.BrokenError):
+        two.link(before)
+    assert two.link(one.address).cluster_id == 1
+    one.listen(None)
+    assert one.address is None
+    one.listen(None)
+    with pytest.raises(cachefw.RequestError):
+        one.card()
+
+
+def test_a_node_that_cannot_listen_elsewhere_listens_where_it_did(pair: tuple[cachefw.Node, cachefw.Node]) -> None:
+    one, two = pair
+    before = one.address
+    with pytest.raises(cachefw.BrokenError):
+        one.listen(two.address)
+    with pytest.raises(cachefw.RequestError):
+        one.listen("nowhere")
+    assert one.address == before
+    two.link(before)
+
+
+def test_memory_is_given_back_while_its_link_is_being_closed(
+    pair: tuple[cachefw.Node, cachefw.Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = pair
+    link = two.link(one.address)
+    two.unlink(link)
+    _, memory = _registered(two)
+    # As it is between the end of a link and its leaving the list.
+    monkeypatch.setattr(two._hub, "linked", lambda: True)
+    monkeypatch.setattr(two._hub, "_everyone", lambda: [link])
+    two.cache_manager.unregister_memory(memory)

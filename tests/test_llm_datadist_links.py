@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -575,3 +577,161 @@ def test_a_role_is_switched_only_without_links(make: Make) -> None:
     # What was registered is still there.
     assert one.dist._engine.manager.caches[cache.handle.cache_id]
     pull(two, 1, filled(two, 2))
+
+
+# ---------------------------------------------------------------------- many at a time
+
+
+def test_two_that_link_to_each_other_at_once_get_one_link(make: Make) -> None:
+    for mode in (GET, HIXL):
+        one, two = make(1, **mode, **LISTEN), make(2, **mode, **LISTEN)
+        for _ in range(10):
+            results: dict[int, Any] = {}
+
+            def call(here: Instance, there: Instance, results: dict[int, Any] = results) -> None:
+                results[here.cluster_id] = here.dist.link_clusters([there.info()], 5000)[0]
+
+            threads = [threading.Thread(target=call, args=pair) for pair in ((one, two), (two, one))]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(SECONDS)
+            assert set(results.values()) <= {OK, code("ALREADY_LINK")}
+            assert len(one.dist._engine.node.links) == len(two.dist._engine.node.links) == 1
+            for here, there in ((one, two), (two, one)):
+                here.dist.unlink_clusters([there.info()])
+            wait_for(lambda one=one, two=two: not one.dist._engine.node.links and not two.dist._engine.node.links)
+        one.dist.finalize()
+        two.dist.finalize()
+
+
+@pytest.mark.parametrize("mode", [GET, HIXL, LEGACY], ids=str)
+def test_finalizing_leaves_nothing_behind(leaves_nothing: None, make: Make, mode: Any) -> None:
+    one, two = make(1, **mode, **LISTEN), make(2, **mode, **LISTEN)
+    here = filled(one, 1)
+    filled(two, 2)
+    one.link(two)
+    pull(one, 2, here)
+    if mode is not HIXL:
+        one.dist.link("alone", {1: 0, 9: 1}, TABLE)
+    one.dist.finalize()
+    two.dist.finalize()
+
+
+def test_finalizing_waits_for_calls_and_refuses_later_ones(make: Make) -> None:
+    one, two = make(1, **GET), make(2, **GET, **LISTEN)
+    here = filled(one, 1)
+    filled(two, 2)
+    one.link(two)
+    statuses: set[Any] = set()
+    begun = threading.Event()
+
+    def work() -> None:
+        while True:
+            try:
+                pull(one, 2, here)
+            except ld.LLMException as error:
+                statuses.add(error.status_code)
+                return
+            begun.set()
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(SECONDS)
+    one.dist.finalize()
+    for thread in threads:
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+    assert statuses == {INVALID}
+
+
+def test_unlinking_in_the_middle_of_pulls_is_an_error_and_no_hang(make: Make) -> None:
+    one, two = make(1, **GET), make(2, **GET, **LISTEN)
+    caches = [one.cache(1, 64, 4096, blocks=True) for _ in range(3)]
+    two.cache(1, 64, 4096, blocks=True, key=ld.BlocksCacheKey(2))
+    one.link(two)
+    statuses: list[Any] = []
+    begun = threading.Barrier(4)
+
+    def work(cache: Any) -> None:
+        begun.wait(SECONDS)
+        blocks = list(range(64))
+        try:
+            while True:
+                one.manager.pull_blocks(ld.BlocksCacheKey(2), cache.handle, blocks, blocks)
+        except ld.LLMException as error:
+            statuses.append(error.status_code)
+
+    threads = [threading.Thread(target=work, args=(cache,)) for cache in caches]
+    for thread in threads:
+        thread.start()
+    begun.wait(SECONDS)
+    time.sleep(0.05)
+    assert two.dist.unlink_clusters([info(1)], force=True) == (OK, [OK])
+    for thread in threads:
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+    assert set(statuses) <= {code("NOT_YET_LINK"), code("TIMEOUT")}
+    assert len(statuses) == 3
+
+
+# ---------------------------------------------------------------------- a peer that stops, or dies
+
+OWNER = """
+import sys
+from cachefw.compat import llm_datadist as ld
+dist = ld.LLMDataDist(ld.LLMRole.PROMPT, 2)
+dist.init({
+    "llm.EnableCacheManager": "1", "llm.listenIpInfo": "127.0.0.1:0", "llm.MemPoolConfig": '{"memory_size": 1048576}'
+})
+desc = ld.CacheDesc(2, [4, 32], ld.DataType.DT_UINT8)
+dist.cache_manager.allocate_cache(desc, [ld.CacheKey(2, n) for n in range(4)])
+print(dist._engine.node.address.rpartition(":")[2], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def owner() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Another process with an allocated cache, and its port."""
+    process = subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process, int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.wait(SECONDS)
+        process.stdin.close()
+        process.stdout.close()
+
+
+def test_an_owner_that_stops_costs_the_timeout(make: Make, owner: tuple[subprocess.Popen[str], int]) -> None:
+    process, port = owner
+    one = make(1, **LEGACY, sync_kv_timeout=500)
+    cache = one.cache(2, 4, 32)
+    assert one.dist.link_clusters([info(port=port)], 5000) == (OK, [OK])
+    one.manager.pull_cache(ld.CacheKey(2, 0), cache.handle)
+    process.send_signal(signal.SIGSTOP)
+    started = time.monotonic()
+    refuse(code("TIMEOUT"), lambda: one.manager.pull_cache(ld.CacheKey(2, 1), cache.handle))
+    late = code("TIMEOUT")
+    another = make(3, **LEGACY)
+    assert another.dist.link_clusters([info(port=port)], 500) == (late, [late])
+    assert time.monotonic() - started < SECONDS
+    process.send_signal(signal.SIGCONT)
+    wait_for(lambda: another.dist.link_clusters([info(port=port)], 2000)[0] is OK)
+
+
+def test_an_owner_that_dies_is_a_link_to_make_anew(make: Make, owner: tuple[subprocess.Popen[str], int]) -> None:
+    process, port = owner
+    one = make(1, **LEGACY)
+    cache = one.cache(2, 4, 32)
+    assert one.dist.link_clusters([info(port=port)], 5000) == (OK, [OK])
+    process.kill()
+    process.wait(SECONDS)
+    with pytest.raises(ld.LLMException) as caught:
+        one.manager.pull_cache(ld.CacheKey(2, 0), cache.handle)
+    assert caught.value.status_code in (code("TIMEOUT"), code("NOT_YET_LINK"))
+    assert one.dist.unlink_clusters([info(port=port)]) == (OK, [OK])
+    failed = code("LINK_FAILED")
+    assert one.dist.link_clusters([info(port=port)], 2000) == (failed, [failed])

@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -143,6 +144,33 @@ def test_the_logger_has_the_level_of_the_variable(level: str, wanted: int) -> No
     environment = {**os.environ, "ASCEND_GLOBAL_LOG_LEVEL": level}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(wanted), "1", "True"]
+
+
+def test_a_program_that_imports_the_vendors_names_runs_unchanged(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    submodules = "\n".join(f"import llm_datadist.{name}" for name in MODULES)
+    program.write_text(
+        f"{submodules}\n"
+        "from llm_datadist import LLMConfig, LLMDataDist, LLMRole\n"
+        "from llm_datadist.v2.llm_types import Placement, PushType, check_layer_range, int_to_mem_status_dict\n"
+        "from llm_datadist.v2.llm_datadist import EngineConfig, _shutdown_handler\n"
+        "import llm_datadist_wrapper\n"
+        "assert llm_datadist_wrapper is llm_datadist.llm_datadist_wrapper\n"
+        "dist = LLMDataDist(LLMRole.PROMPT, 1)\n"
+        "config = LLMConfig()\n"
+        "config.device_id, config.local_comm_res = 0, ''\n"
+        "dist.init(config.generate_options())\n"
+        "print(type(dist.cache_manager).__name__)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "cachefw.compat", "run", str(program)],
+        env={**os.environ, "CACHEFW_TRANSPORTS": "host"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "CacheManager\n"), done.stderr
 
 
 # ---------------------------------------------------------------------- enumerations
@@ -294,6 +322,7 @@ def test_the_exception_is_a_runtime_error_with_a_status() -> None:
     error = ld.LLMException("text", status_code=ld.LLMStatusCode.LLM_TIMEOUT)
     assert isinstance(error, RuntimeError)
     assert (str(error), error.args, error.status_code) == ("text", ("text",), ld.LLMStatusCode.LLM_TIMEOUT)
+    assert error.code == "LLM_TIMEOUT"
     assert pickle.loads(pickle.dumps(error)).status_code is ld.LLMStatusCode.LLM_TIMEOUT
     assert ld.Status(ld.LLMStatusCode.LLM_SUCCESS).is_ok()
     assert not ld.Status(INVALID).is_ok()

@@ -80,9 +80,9 @@ class LLMException(CacheError, RuntimeError):
         **fields: The attributes of `cachefw.CacheError`.
     """
 
-    default_code = "llm_datadist"
-
     def __init__(self, *args: Any, status_code: LLMStatusCode = LLMStatusCode.LLM_SUCCESS, **fields: Any) -> None:
+        # A name that `cachefw explain` knows, where nothing says it more closely.
+        fields["code"] = fields.get("code") or status_code.name
         super().__init__(args[0] if args else "", **fields)
         self.args = args
         self._status_code = status_code

@@ -302,7 +302,7 @@ class Engine:
                 LLMStatusCode.LLM_FEATURE_NOT_ENABLED, f"{operation}: there is no pool; set mem_pool_cfg", operation
             )
 
-    def consume(self, name: tuple[str, int, int], tensors: list[int]) -> None:
+    def consume(self, name: tuple[str, int, int], tensors: range) -> None:
         """A peer has pulled tensors of what a key names; in the peers' thread."""
         if self.gate.enter():
             try:
@@ -310,7 +310,7 @@ class Engine:
             finally:
                 self.gate.leave()
 
-    def tell_consumed(self, link: Link, name: tuple[str, int, int], tensors: list[int]) -> None:
+    def tell_consumed(self, link: Link, name: tuple[str, int, int], tensors: range) -> None:
         """Tell the owner of a key that it was pulled.
 
         Raises:

@@ -103,14 +103,13 @@ class Keys:
         if known:
             self._forget(name)
 
-    def consume(self, name: Name, tensors: Sequence[int]) -> None:
+    def consume(self, name: Name, tensors: range) -> None:
         """Note that tensors were pulled by a key."""
-        name = (name[0], name[1], name[2])
         with self._lock:
             left = self._left.get(name)
             if left is None:
                 return
-            left.difference_update(tensors)
+            left.difference_update(tensors[: max(left) + 1])
             if left:
                 return
             del self._left[name]

@@ -23,11 +23,12 @@ class Using(msgspec.Struct, frozen=True, tag=True):
 
 
 class Consume(msgspec.Struct, frozen=True, tag=True):
-    """These tensors of what a key names were pulled."""
+    """The tensors ``first`` to before ``stop`` of what a key names were pulled."""
 
     serial: int
     name: tuple[str, int, int]
-    tensors: list[int]
+    first: int
+    stop: int
 
 
 class Consumed(msgspec.Struct, frozen=True, tag=True):

@@ -126,7 +126,7 @@ class Moves:
         layers: Layers,
         link: Link | None = None,
         source: PublishedCache | None = None,
-    ) -> tuple[Link, tuple[str, int, int], list[int]] | None:
+    ) -> tuple[Link, tuple[str, int, int], range] | None:
         """What a pull uses up: the key of a request, without get mode; also when the row is named by its id."""
         if not self._legacy:
             return None
@@ -142,9 +142,9 @@ class Moves:
         tensors = range(len(source.tensors))
         if layers.src is not None:
             tensors = tensors[layers.src.start * layers.per_layer : layers.src.stop * layers.per_layer]
-        return link, name, list(tensors)
+        return link, name, tensors
 
-    def _tell(self, used: tuple[Link, tuple[str, int, int], list[int]] | None) -> None:
+    def _tell(self, used: tuple[Link, tuple[str, int, int], range] | None) -> None:
         if used is not None:
             self._engine.tell_consumed(*used)
 

@@ -81,7 +81,7 @@ class Peers:
     Thread safety: every method may be called from any thread.
     """
 
-    def __init__(self, hello: messages.Hello, consume: Callable[[tuple[str, int, int], list[int]], None]) -> None:
+    def __init__(self, hello: messages.Hello, consume: Callable[[tuple[str, int, int], range], None]) -> None:
         self._hello = hello
         self._consume = consume
         self._lock = threading.Lock()
@@ -151,15 +151,15 @@ class Peers:
             log.info("not done any more: %s", work)
 
     def _consumed(self, link: Link, message: messages.Consume) -> None:
-        self._consume(message.name, message.tensors)
+        self._consume(message.name, range(message.first, message.stop))
         link.notify(messages.encode(messages.Consumed(message.serial)))
 
-    def tell_consumed(self, link: Link, name: tuple[str, int, int], tensors: list[int], timeout: float) -> bool:
+    def tell_consumed(self, link: Link, name: tuple[str, int, int], tensors: range, timeout: float) -> bool:
         """Tell the owner of a key that it was pulled, and wait until it has noted that; False: it did not in time."""
         serial = next(self._serials)
         answer = self._answers[serial] = threading.Event()
         try:
-            link.notify(messages.encode(messages.Consume(serial, name, tensors)))
+            link.notify(messages.encode(messages.Consume(serial, name, tensors.start, tensors.stop)))
             return answer.wait(timeout)
         finally:
             del self._answers[serial]
