@@ -10,9 +10,10 @@ from cachefw.cache import Cache, CacheDesc
 from cachefw.catalog import MachineProfile
 from cachefw.diagnostics import of
 from cachefw.errors import TransportUnavailable
+from cachefw.hooks import Hooks
 from cachefw.memory import MemoryKind, MemoryRegion
 from cachefw.planning import Planner
-from cachefw.plugins import Hooks, Plugin, catalogue
+from cachefw.plugins import Plugin, catalogue
 from cachefw.registry import Registry
 from cachefw.rules import Finding, Limits, Outcome, Plan
 
@@ -259,7 +260,12 @@ def _hold(
     """File the regions, so that later registrations see them. Those of a registration that overlaps cannot be filed."""
     if not overlaps:
         made = registry.reserve(
-            [region for _, region in regions], label=name, origin="this plan", shared=shared, remote_accessible=True
+            [region for _, region in regions],
+            label=name,
+            origin="this plan",
+            shared=shared,
+            remote_accessible=True,
+            owners=[None] * len(regions),
         )
         registry.go_live(made)
 

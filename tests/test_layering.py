@@ -44,7 +44,19 @@ LAYERS = [
 ]
 RANK = {module: rank for rank, row in enumerate(LAYERS) for module in row}
 UNRANKED = {"__init__", "testing"}
-TESTING_MAY = {"catalog", "errors", "cache", "memory", "rules", "session", "transport", "hookspecs", "plugins", "node", "testing"}
+TESTING_MAY = {
+    "cache",
+    "catalog",
+    "errors",
+    "hookspecs",
+    "memory",
+    "node",
+    "plugins",
+    "rules",
+    "session",
+    "testing",
+    "transport",
+}
 PLUGIN_MAY = {"catalog", "errors", "memory", "rules", "transport", "hookspecs"}
 
 CORE = sorted((ROOT / "cachefw").rglob("*.py"))

@@ -18,8 +18,8 @@ from cachefw.config import setting
 from cachefw.diagnostics import Knowledge
 from cachefw.doctor.host import broken, headline, note, ok, unchecked, warning
 from cachefw.errors import CacheError
+from cachefw.links.address import parse_address
 from cachefw.links.answers import facts as facts_of
-from cachefw.links.door import parse_address
 from cachefw.links.link import Link
 from cachefw.memory import MemoryKind, aligned_empty
 from cachefw.node import Node

@@ -24,7 +24,7 @@ from cachefw.compat.hixl.values import (
     TransferStatus,
 )
 from cachefw.errors import BrokenError, RequestError, refusal
-from cachefw.links.door import parse_address
+from cachefw.links.address import parse_address
 from cachefw.links.link import Link, LinkState
 from cachefw.registry import Memory
 from cachefw.transport import Transfer

@@ -40,7 +40,7 @@ from cachefw.errors import (
     RequestError,
     refusal,
 )
-from cachefw.links.door import parse_address
+from cachefw.links.address import parse_address
 from cachefw.transport import Operation
 
 __all__ = [  # noqa: F405 - all but two come from `values`

@@ -13,7 +13,7 @@ import attrs
 
 from cachefw.compat.engine import encode_note, log_error, named_arguments, text
 from cachefw.errors import CacheError, NotFoundError, RegistrationError, RequestError, UnsupportedOperation, refusal
-from cachefw.links.door import parse_address
+from cachefw.links.address import parse_address
 from cachefw.rules import Outcome
 from cachefw.transport import Operation
 

@@ -14,7 +14,7 @@ from cachefw.transport import Batch, Channel, RegisteredMemory, Session, Transpo
 from . import rules
 from .case import Machine, Setup
 from .descriptors import check_descriptors
-from .profiles import Way, choose
+from .profiles import choose
 from .provider import DEFAULT, Provider, make_provider, own_findings
 from .status import TRANSPORT
 
