@@ -7,7 +7,7 @@
 
 static int sum_part(const cfw_part *part, uint64_t *bytes)
 {
-    if (part->op > CFW_CMA_WRITE) {
+    if (part->op > CFW_NET_WRITE) {
         return -EINVAL;
     }
     if (part->count == 0) {
@@ -34,6 +34,12 @@ int cfw_batch_create(const cfw_part *parts, uint32_t num_parts, cfw_batch **batc
     }
     for (uint32_t index = 0; index < num_parts; ++index) {
         int status = sum_part(&parts[index], &bytes);
+
+        /* What goes to a peer goes as a whole, and one way. */
+        if (status == 0 && (parts[index].op >= CFW_NET_READ || parts->op >= CFW_NET_READ) &&
+            parts[index].op != parts->op) {
+            status = -EINVAL;
+        }
         if (status != 0) {
             return status;
         }
@@ -44,6 +50,7 @@ int cfw_batch_create(const cfw_part *parts, uint32_t num_parts, cfw_batch **batc
     }
     batch->bytes     = bytes;
     batch->num_parts = num_parts;
+    batch->net       = num_parts > 0 && parts->op >= CFW_NET_READ;
     batch->streaming = bytes >= CFW_STREAM_BATCH;
     batch->from      = NULL;
     batch->to        = NULL;
@@ -158,6 +165,10 @@ int cfw_batch_run(cfw_batch *batch, cfw_result *result_p)
         *result_p = (cfw_result){.bytes = batch->bytes};
         memcpy(batch->to, batch->from, batch->bytes);
         return 0;
+    }
+    if (batch->net) {
+        *result_p = (cfw_result){.status = -EINVAL};
+        return -EINVAL;
     }
     return cfw_batch_move(batch, (cfw_place){0}, batch->bytes, result_p);
 }

@@ -44,10 +44,19 @@ int cfw_segment_unmap(uint64_t address, uint64_t size);
 
 /* ---- batches: what to move ------------------------------------------- */
 
-enum { CFW_COPY_IN = 0, CFW_COPY_OUT = 1, CFW_CMA_READ = 2, CFW_CMA_WRITE = 3 };
+enum {
+    CFW_COPY_IN   = 0,
+    CFW_COPY_OUT  = 1,
+    CFW_CMA_READ  = 2,
+    CFW_CMA_WRITE = 3,
+    CFW_NET_READ  = 4,
+    CFW_NET_WRITE = 5
+};
 
 /* COPY_IN: local <- remote, COPY_OUT: remote <- local, both mapped here.
- * CMA_READ and CMA_WRITE: the same, but remote is an address in process pid. */
+ * CMA_READ and CMA_WRITE: the same, but remote is an address in process pid.
+ * NET_READ and NET_WRITE: the same, but remote is an address in a peer; all
+ * parts of a batch are then of that one op, and only cfw_peer_post takes it. */
 typedef struct {
     uint32_t        op;
     int32_t         pid;    /* CMA only */
@@ -133,6 +142,67 @@ int cfw_pool_next(cfw_pool *pool, int64_t timeout_ns, uint64_t *token_p);
 
 /* Give up the handle. An unfinished job goes on without it. */
 void cfw_job_release(cfw_job *job);
+
+/* ---- nets and peers: streams to other hosts --------------------------- */
+
+typedef struct cfw_net cfw_net;
+typedef struct cfw_peer cfw_peer;
+
+enum { CFW_RIGHT_READ = 1, CFW_RIGHT_WRITE = 2 };
+
+/* Which side of a stream this process is: who asks, or who serves. */
+enum { CFW_ROLE_ASK = 0, CFW_ROLE_SERVE = 1 };
+
+/* Up to `threads` threads named "cachefw-tcp", for all streams together; they
+ * start with the first stream. A stream on which something is under way and no
+ * byte moved for `timeout_ns` is cut. The pool must outlive the net. */
+int cfw_net_create(cfw_pool *pool, uint32_t threads, const uint32_t *cpus, uint32_t num_cpus,
+                   uint64_t timeout_ns, cfw_net **net_p);
+
+/* Cuts every stream and joins. Its peers are to be destroyed before. */
+void cfw_net_destroy(cfw_net *net);
+
+/* Let peers reach memory: what lies outside, or is not allowed, they are
+ * refused. Again for the same range and rights does nothing; -EEXIST when it
+ * overlaps another. With no rights it is refused with -EACCES and not -ENXIO. */
+int cfw_net_expose(cfw_net *net, uint64_t address, uint64_t length, uint32_t rights);
+
+/* Take it back: -ENXIO when nothing begins there. A stream that is moving
+ * bytes of it is cut; once this returns no byte of it moves. */
+int cfw_net_conceal(cfw_net *net, uint64_t address);
+
+/* Readable once a peer wants more streams: see cfw_peer_wanted. Reading takes that back. */
+int cfw_net_more_fd(const cfw_net *net);
+
+/* A channel's streams. Posts and streams may be added from any thread. */
+int cfw_peer_create(cfw_net *net, cfw_peer **peer_p);
+
+/* Cuts every stream: jobs settle with -ECANCELED, and no byte moves once this
+ * returns. Nothing can be added or posted afterwards. */
+void cfw_peer_shut(cfw_peer *peer);
+
+/* Shuts and frees; no other call may be under way. */
+void cfw_peer_destroy(cfw_peer *peer);
+
+/* Take over a connected socket, which becomes non-blocking and is closed when
+ * the stream ends. -ESHUTDOWN, or -EMFILE when there are 64 already; the
+ * descriptor stays the caller's when this fails. */
+int cfw_peer_add(cfw_peer *peer, int fd, uint32_t role);
+
+/* How many streams are up on which this side asks. */
+uint32_t cfw_peer_live(const cfw_peer *peer);
+
+/* Ask the other side, which alone can dial, for so many streams more; and, on
+ * the other side, how many were asked for since the last call. */
+int      cfw_peer_ask_more(cfw_peer *peer, uint32_t count);
+uint32_t cfw_peer_wanted(cfw_peer *peer);
+
+/* Have a NET batch moved, which must outlive the job (to the byte: until it is
+ * settled). -ENOTCONN without a stream, -ESHUTDOWN once shut. Everything about
+ * jobs holds, but help does nothing. When a stream is cut, the jobs it carried
+ * settle with the reason. A read is then over for good: no byte can land here.
+ * What of a write had reached the other host may have landed there or not. */
+int cfw_peer_post(cfw_peer *peer, cfw_batch *batch, cfw_job **job_p);
 
 /* ---- reach ------------------------------------------------------------ */
 

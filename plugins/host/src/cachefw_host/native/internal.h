@@ -16,6 +16,7 @@ struct cfw_batch {
     uint64_t bytes;
     uint32_t num_parts;
     bool     streaming; /* large enough to go past the caches */
+    bool     net;       /* for the streams of a peer, not for this pool's threads */
     /* One item to copy, neither empty nor streaming: where from and where to, else NULL. */
     const void *from;
     void       *to;
@@ -74,10 +75,19 @@ int cfw_cma_move(const cfw_part *part, uint64_t item, uint64_t offset, uint64_t 
 
 /* ---- pool.c and job.c -------------------------------------------------- */
 
+typedef struct cfw_stream cfw_stream;
+
+void cfw_stream_unref(cfw_stream *stream);
+
 typedef struct cfw_watch {
     struct cfw_watch *next;
     uint64_t          token;
 } cfw_watch;
+
+/* Jobs with bytes not handed out. */
+typedef struct {
+    cfw_job *head, *tail;
+} cfw_queue;
 
 /* One lock for a pool and all its jobs: it is held for a walk over one chunk's
  * lengths (a microsecond at most) for every chunk moved (tens of them), which
@@ -89,7 +99,7 @@ struct cfw_pool {
     uint32_t        refs;        /* the handle, the jobs, callers inside cfw_pool_next */
     bool            closing;     /* no more posts; workers leave when the queue is empty */
     bool            closed;      /* no more tokens */
-    cfw_job        *head, *tail; /* jobs with bytes not handed out */
+    cfw_queue       queue;
     uint64_t        unsettled;   /* jobs */
     cfw_watch      *ready;       /* tokens to hand out, oldest first */
     cfw_watch     **ready_end_p;
@@ -103,7 +113,10 @@ struct cfw_pool {
 struct cfw_job {
     cfw_pool        *pool;
     const cfw_batch *batch;       /* not touched once settled */
-    cfw_job         *prev, *next; /* in the pool's queue while left > 0 */
+    cfw_queue       *queue;       /* the pool's, or that of a peer */
+    cfw_job         *prev, *next; /* in the queue while left > 0 */
+    bool             net;         /* the queue is a peer's */
+    cfw_stream      *lone;        /* the stream that took all of it within the post */
     uint32_t         refs;        /* the handle; the pool's, until settled */
     uint32_t         active;      /* chunks being moved */
     uint64_t         left;        /* bytes not handed out */
@@ -120,17 +133,37 @@ typedef struct {
 } cfw_chunk;
 
 /* All of these with the pool's lock held. */
-void cfw_pool_enqueue(cfw_pool *pool, cfw_job *job);
-void cfw_pool_dequeue(cfw_pool *pool, cfw_job *job);
+void cfw_queue_put(cfw_queue *queue, cfw_job *job);
+void cfw_queue_remove(cfw_job *job);
+/* In turns, so that a small job does not wait for a large one. */
+void cfw_queue_turn(cfw_queue *queue, cfw_job *job);
 void cfw_pool_start(cfw_pool *pool);
 void cfw_pool_hand_out(cfw_pool *pool, cfw_watch *watches);
 
 /* Cut the next chunk; false when none is left. A job that ran dry leaves the queue. */
 bool cfw_job_take(cfw_job *job, cfw_chunk *chunk_p);
 
+/* The same, of about `bytes` bytes and at most `items` items. */
+bool cfw_job_cut(cfw_job *job, uint64_t bytes, uint64_t items, cfw_chunk *chunk_p);
+
+/* A chunk that was cut is over: what was moved, and what went wrong. */
+void cfw_job_finish(cfw_job *job, const cfw_result *moved);
+
+/* Drop what is left with this status. The job may be gone afterwards. */
+void cfw_job_drop(cfw_job *job, int32_t status);
+
+/* Without the lock: a job in a queue, for which no thread was woken. */
+int cfw_job_create(cfw_pool *pool, const cfw_batch *batch, cfw_queue *queue, cfw_job **job_p);
+
 /* Move a taken chunk, without the lock meanwhile. A caller that has no handle
  * must not look at the job afterwards. */
 void cfw_job_move(cfw_job *job, const cfw_chunk *chunk);
+
+/* Block signals of the application, start a thread, put the mask back. */
+int cfw_thread_create(pthread_t *thread_p, void *(*run)(void *), void *argument);
+
+/* In the new thread: take a name and keep to processors, as far as the kernel lets. */
+void cfw_thread_begin(const char *name, const uint32_t *cpus, uint32_t num_cpus);
 
 /* Unlock; the last one out frees the pool. */
 void cfw_pool_leave(cfw_pool *pool);

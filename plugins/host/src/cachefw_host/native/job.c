@@ -1,5 +1,5 @@
 /* Jobs: a batch cut into chunks that any number of threads take and move. */
-#include "internal.h"
+#include "net.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -25,8 +25,11 @@ static uint64_t chunk_size(const cfw_job *job)
 
 bool cfw_job_take(cfw_job *job, cfw_chunk *chunk_p)
 {
-    uint64_t wanted = chunk_size(job);
+    return cfw_job_cut(job, chunk_size(job), MAX_CHUNK_ITEMS, chunk_p);
+}
 
+bool cfw_job_cut(cfw_job *job, uint64_t wanted, uint64_t items, cfw_chunk *chunk_p)
+{
     if (job->left == 0) {
         return false;
     }
@@ -35,11 +38,11 @@ bool cfw_job_take(cfw_job *job, cfw_chunk *chunk_p)
     }
     cfw_place_settle(job->batch, &job->cursor);
     chunk_p->begin = job->cursor;
-    chunk_p->bytes = cfw_place_advance(job->batch, &job->cursor, wanted, MAX_CHUNK_ITEMS);
+    chunk_p->bytes = cfw_place_advance(job->batch, &job->cursor, wanted, items);
     job->left -= chunk_p->bytes;
     job->active++;
     if (job->left == 0) {
-        cfw_pool_dequeue(job->pool, job);
+        cfw_queue_remove(job);
     }
     return true;
 }
@@ -61,7 +64,7 @@ static void drop_rest(cfw_job *job)
 {
     if (job->left > 0) {
         job->left = 0;
-        cfw_pool_dequeue(job->pool, job);
+        cfw_queue_remove(job);
     }
 }
 
@@ -72,6 +75,9 @@ static void unref(cfw_job *job)
         return;
     }
     job->pool->refs--;
+    if (job->lone != NULL) {
+        cfw_stream_unref(job->lone);
+    }
     pthread_cond_destroy(&job->done);
     free(job);
 }
@@ -102,16 +108,31 @@ void cfw_job_move(cfw_job *job, const cfw_chunk *chunk)
     pthread_mutex_unlock(&pool->lock);
     cfw_batch_move(job->batch, chunk->begin, chunk->bytes, &moved);
     pthread_mutex_lock(&pool->lock);
+    cfw_job_finish(job, &moved);
+}
+
+void cfw_job_finish(cfw_job *job, const cfw_result *moved)
+{
     job->active--;
-    job->result.bytes += moved.bytes;
-    if (moved.status != 0) {
-        note_failure(job, moved.status, moved.part, moved.item);
+    job->result.bytes += moved->bytes;
+    if (moved->status != 0) {
+        note_failure(job, moved->status, moved->part, moved->item);
         drop_rest(job);
     }
     settle_if_done(job);
 }
 
-int cfw_job_post(cfw_pool *pool, cfw_batch *batch, cfw_job **job_p)
+void cfw_job_drop(cfw_job *job, int32_t status)
+{
+    if (job->left > 0) {
+        cfw_place_settle(job->batch, &job->cursor);
+        note_failure(job, status, job->cursor.part, job->cursor.item);
+        drop_rest(job);
+        settle_if_done(job);
+    }
+}
+
+int cfw_job_create(cfw_pool *pool, const cfw_batch *batch, cfw_queue *queue, cfw_job **job_p)
 {
     cfw_job *job = calloc(1, sizeof(*job));
     int      status;
@@ -125,6 +146,7 @@ int cfw_job_post(cfw_pool *pool, cfw_batch *batch, cfw_job **job_p)
     }
     job->pool  = pool;
     job->batch = batch;
+    job->net   = batch->net;
     job->refs  = 2;
     job->left  = batch->bytes;
     pthread_mutex_lock(&pool->lock);
@@ -136,18 +158,12 @@ int cfw_job_post(cfw_pool *pool, cfw_batch *batch, cfw_job **job_p)
     pool->refs++;
     pool->unsettled++;
     if (job->left > 0) {
-        cfw_pool_start(pool);
-        cfw_pool_enqueue(pool, job);
-        if (job->left <= MIN_CHUNK) {
-            pthread_cond_signal(&pool->work);
-        } else {
-            pthread_cond_broadcast(&pool->work);
-        }
+        cfw_queue_put(queue, job);
     } else {
         settle_if_done(job);
     }
-    pthread_mutex_unlock(&pool->lock);
     *job_p = job;
+    pthread_mutex_unlock(&pool->lock);
     return 0;
 
 err_cond:
@@ -155,6 +171,26 @@ err_cond:
 err_free:
     free(job);
     return status;
+}
+
+int cfw_job_post(cfw_pool *pool, cfw_batch *batch, cfw_job **job_p)
+{
+    int status = batch->net ? -EINVAL : cfw_job_create(pool, batch, &pool->queue, job_p);
+
+    if (status != 0 || batch->bytes == 0) {
+        return status;
+    }
+    pthread_mutex_lock(&pool->lock);
+    if (!pool->closing) {
+        cfw_pool_start(pool);
+    }
+    if (batch->bytes <= MIN_CHUNK) {
+        pthread_cond_signal(&pool->work);
+    } else {
+        pthread_cond_broadcast(&pool->work);
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return 0;
 }
 
 int cfw_job_settled(const cfw_job *job)
@@ -171,6 +207,9 @@ int cfw_job_help(cfw_job *job, uint64_t max_bytes)
 
     if (cfw_job_settled(job)) {
         return 1;
+    }
+    if (job->net) {
+        return 0;
     }
     pthread_mutex_lock(&pool->lock);
     while (done < max_bytes && cfw_job_take(job, &chunk)) {
@@ -194,13 +233,16 @@ int cfw_job_wait(cfw_job *job, int64_t timeout_ns)
         return 0;
     }
     deadline = cfw_deadline(timeout_ns, &storage);
+    if (job->net) {
+        cfw_ask_drive(job, deadline);
+    }
     pthread_mutex_lock(&pool->lock);
     while (!cfw_job_settled(job)) {
         if (cfw_deadline_passed(deadline)) {
             status = -ETIMEDOUT;
             break;
         }
-        if (cfw_pool_threads(pool) == 0 && cfw_job_take(job, &chunk)) {
+        if (!job->net && cfw_pool_threads(pool) == 0 && cfw_job_take(job, &chunk)) {
             cfw_job_move(job, &chunk);
         } else {
             cfw_cond_wait(&job->done, &pool->lock, deadline);
@@ -218,12 +260,7 @@ void cfw_job_cancel(cfw_job *job)
         return;
     }
     pthread_mutex_lock(&pool->lock);
-    if (job->left > 0) {
-        cfw_place_settle(job->batch, &job->cursor);
-        note_failure(job, -ECANCELED, job->cursor.part, job->cursor.item);
-        drop_rest(job);
-        settle_if_done(job);
-    }
+    cfw_job_drop(job, -ECANCELED);
     pthread_mutex_unlock(&pool->lock);
 }
 
@@ -245,6 +282,7 @@ int cfw_job_watch(cfw_job *job, uint64_t token)
         return -ENOMEM;
     }
     *watch = (cfw_watch){.token = token};
+    cfw_job_attend(job);
     pthread_mutex_lock(&pool->lock);
     if (pool->closed) {
         pthread_mutex_unlock(&pool->lock);
@@ -265,6 +303,7 @@ void cfw_job_release(cfw_job *job)
 {
     cfw_pool *pool = job->pool;
 
+    cfw_job_attend(job);
     pthread_mutex_lock(&pool->lock);
     unref(job);
     cfw_pool_leave(pool);

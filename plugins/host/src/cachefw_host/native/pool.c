@@ -67,29 +67,38 @@ void cfw_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, const struct tim
     }
 }
 
-void cfw_pool_enqueue(cfw_pool *pool, cfw_job *job)
+void cfw_queue_put(cfw_queue *queue, cfw_job *job)
 {
-    job->prev = pool->tail;
-    job->next = NULL;
-    if (pool->tail != NULL) {
-        pool->tail->next = job;
+    job->queue = queue;
+    job->prev  = queue->tail;
+    job->next  = NULL;
+    if (queue->tail != NULL) {
+        queue->tail->next = job;
     } else {
-        pool->head = job;
+        queue->head = job;
     }
-    pool->tail = job;
+    queue->tail = job;
 }
 
-void cfw_pool_dequeue(cfw_pool *pool, cfw_job *job)
+void cfw_queue_remove(cfw_job *job)
 {
     if (job->prev != NULL) {
         job->prev->next = job->next;
     } else {
-        pool->head = job->next;
+        job->queue->head = job->next;
     }
     if (job->next != NULL) {
         job->next->prev = job->prev;
     } else {
-        pool->tail = job->prev;
+        job->queue->tail = job->prev;
+    }
+}
+
+void cfw_queue_turn(cfw_queue *queue, cfw_job *job)
+{
+    if (job->left > 0 && job != queue->tail) {
+        cfw_queue_remove(job);
+        cfw_queue_put(queue, job);
     }
 }
 
@@ -119,24 +128,25 @@ static void pin_thread(const uint32_t *cpus, uint32_t num_cpus)
     CPU_FREE(set);
 }
 
+void cfw_thread_begin(const char *name, const uint32_t *cpus, uint32_t num_cpus)
+{
+    prctl(PR_SET_NAME, name);
+    pin_thread(cpus, num_cpus);
+}
+
 static void *worker(void *argument)
 {
     cfw_pool *pool = argument;
 
-    prctl(PR_SET_NAME, "cachefw-host");
-    pin_thread(pool->cpus, pool->num_cpus);
+    cfw_thread_begin("cachefw-host", pool->cpus, pool->num_cpus);
     pthread_mutex_lock(&pool->lock);
     for (;;) {
-        cfw_job  *job = pool->head;
+        cfw_job  *job = pool->queue.head;
         cfw_chunk chunk;
 
         if (job != NULL) {
             cfw_job_take(job, &chunk);
-            /* In turns, so that a small job does not wait for a large one. */
-            if (job->left > 0 && job != pool->tail) {
-                cfw_pool_dequeue(pool, job);
-                cfw_pool_enqueue(pool, job);
-            }
+            cfw_queue_turn(&pool->queue, job);
             cfw_job_move(job, &chunk);
         } else if (pool->closing) {
             break;
@@ -148,16 +158,11 @@ static void *worker(void *argument)
     return NULL;
 }
 
-/* Threads that can not be had now are tried again at the next post; the job
- * then runs on fewer, at worst on the one that waits for it. */
-void cfw_pool_start(cfw_pool *pool)
+int cfw_thread_create(pthread_t *thread_p, void *(*run)(void *), void *argument)
 {
-    uint32_t running = atomic_load_explicit(&pool->running, memory_order_relaxed);
     sigset_t blocked, before;
+    int      status;
 
-    if (running == pool->workers) {
-        return;
-    }
     /* The application's handlers expect its own threads. The signals of a
      * thread's own faults stay, or a crash could not be reported. */
     sigfillset(&blocked);
@@ -166,11 +171,21 @@ void cfw_pool_start(cfw_pool *pool)
     sigdelset(&blocked, SIGILL);
     sigdelset(&blocked, SIGFPE);
     pthread_sigmask(SIG_SETMASK, &blocked, &before);
+    status = pthread_create(thread_p, NULL, run, argument);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return -status;
+}
+
+/* Threads that can not be had now are tried again at the next post; the job
+ * then runs on fewer, at worst on the one that waits for it. */
+void cfw_pool_start(cfw_pool *pool)
+{
+    uint32_t running = atomic_load_explicit(&pool->running, memory_order_relaxed);
+
     while (running < pool->workers &&
-           pthread_create(&pool->threads[running], NULL, worker, pool) == 0) {
+           cfw_thread_create(&pool->threads[running], worker, pool) == 0) {
         ++running;
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     atomic_store_explicit(&pool->running, running, memory_order_relaxed);
 }
 
@@ -277,7 +292,7 @@ void cfw_pool_destroy(cfw_pool *pool)
     /* What is left when there was no thread to do it, or still in the hands of
      * callers of cfw_job_help. */
     while (pool->unsettled > 0) {
-        cfw_job  *job = pool->head;
+        cfw_job  *job = pool->queue.head;
         cfw_chunk chunk;
 
         if (job != NULL) {
