@@ -110,6 +110,8 @@ class Node:
         if insecure:
             _log.warning("cluster %d: insecure=True, so peers prove nothing, wherever they are", self.cluster_id)
         self.cache_manager = CacheManager(transports, limits=limits, strict=strict, plugins=plugins, settings=settings)
+        for name in self.cache_manager.transports:
+            self.cache_manager.transport(name).listen_host = None if address is None else address[0]
         self._completed: collections.deque[LinkTransfer] = collections.deque()
         self._notifications: collections.deque[Notification] = collections.deque()
         self._loop = asyncio.new_event_loop()

@@ -290,6 +290,10 @@ class Transport(abc.ABC):
     #: What the plugin said about it; set by whoever made it, before anything is called.
     info: TransportInfo
 
+    #: The address that the node listens on, for a transport that has a port of its own; None: it does not listen, and
+    #: no peer dials it. Set by whoever made it, before `card` is called.
+    listen_host: str | None = "127.0.0.1"
+
     @abc.abstractmethod
     def probe(self) -> str | None:
         """Find the runtime without taking resources: None when it can be opened, else the reason in words.

@@ -1,4 +1,4 @@
-"""The conformance kit on the host transport, on its usual way and with cross-memory reads alone."""
+"""The conformance kit on the host transport, on its usual way, with cross-memory reads alone, and over TCP."""
 
 from __future__ import annotations
 
@@ -20,3 +20,9 @@ class TestCrossMemory(TestHostTransport):
     @pytest.fixture
     def transport_settings(self) -> dict[str, object]:
         return {"paths": ["cma"]}
+
+
+class TestStreams(TestHostTransport):
+    @pytest.fixture
+    def transport_settings(self) -> dict[str, object]:
+        return {"paths": ["tcp"]}

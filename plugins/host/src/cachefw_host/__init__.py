@@ -1,4 +1,4 @@
-"""Transport for host memory: shared mappings and cross-memory reads between processes of one host.
+"""Transport for host memory: shared mappings and cross-memory reads on one host, TCP streams between hosts.
 
 Built twice from these sources, under two names; imports inside the package are therefore relative.
 """
@@ -26,7 +26,7 @@ def cachefw_transports() -> Iterable[TransportInfo]:
         name=NAME,
         factory=HostTransport,
         kinds=frozenset({MemoryKind.HOST}),
-        reach=Reach.HOST,
+        reach=Reach.NETWORK,
         capabilities=(
             Capability.READ
             | Capability.WRITE
@@ -35,7 +35,7 @@ def cachefw_transports() -> Iterable[TransportInfo]:
             | Capability.CANCEL
             | Capability.LATE_REGISTRATION
         ),
-        summary="host memory between processes of one host: shared mappings (shm) and cross-memory reads (cma)",
+        summary="host memory: shared mappings (shm) and cross-memory reads (cma) on one host, TCP (tcp) between hosts",
     )
 
 

@@ -15,11 +15,13 @@ from cachefw.errors import BrokenError, ClosedError
 from cachefw.memory import MemoryRegion
 from cachefw.transport import Batch, Channel, Operation, Prepared, Session, Transfer
 
+from .card import Card, Description
 from .pool import HostPrepared, Pool
 from .segments import Segments, fetch, link_token
 from .status import TRANSPORT, cma_advice, transfer_error
+from .streams import Streams
 
-__all__ = ["Card", "Description", "HostChannel"]
+__all__ = ["HostChannel"]
 
 U64 = NDArray[np.uint64]
 
@@ -27,38 +29,24 @@ U64 = NDArray[np.uint64]
 _PATIENCE = 1.0
 
 
-class Card(msgspec.Struct, frozen=True, array_like=True):
-    """Which process a transport lives in, and where its descriptors are had."""
-
-    host: bytes
-    pid: int
-    pid_namespace: int
-    beacon: int
-    nonce: bytes
-    socket: str
-    paths: list[str]
-
-
-class Description(msgspec.Struct, frozen=True, array_like=True):
-    """Where a region lies: in a segment (from 1), or in memory of the process (0)."""
-
-    segment: int
-    offset: int
+#: How a region is reached that is not mapped: by cross-memory reads, or over streams.
+CROSS, FAR = -1, -2
 
 
 class Ways:
     """How each region of the peer is reached, for finding many pieces at once; never changed once made.
 
     Args:
-        by_id: For each memory id what to add to the peer's address to get one here; None for cross-memory reads.
+        by_id: For each memory id what to add to the peer's address to get one here, or `CROSS` or `FAR`.
     """
 
-    def __init__(self, by_id: dict[int, int | None]) -> None:
+    def __init__(self, by_id: dict[int, int]) -> None:
         self.by_id = by_id
         order = sorted(by_id)
         self._ids: U64 = np.array(order, np.uint64)
-        self.mapped: NDArray[np.bool_] = np.array([by_id[number] is not None for number in order], np.bool_)
-        self.shift: U64 = np.array([by_id[number] or 0 for number in order], np.uint64)
+        self.mapped: NDArray[np.bool_] = np.array([by_id[number] >= 0 for number in order], np.bool_)
+        self.far: NDArray[np.bool_] = np.array([by_id[number] == FAR for number in order], np.bool_)
+        self.shift: U64 = np.array([max(by_id[number], 0) for number in order], np.uint64)
 
     def rows(self, regions: U64) -> NDArray[np.intp] | None:
         """The row of each region, or None when one is not here."""
@@ -70,10 +58,10 @@ class Ways:
 
 
 class HostChannel(Channel):
-    """The way to one peer on this host.
+    """The way to one peer.
 
-    Memory that the peer took from `allocate` is mapped (path ``shm``); other memory is reached by
-    ``process_vm_readv`` and ``process_vm_writev`` (path ``cma``).
+    On this host, memory that the peer took from `allocate` is mapped (path ``shm``), and other memory is reached by
+    ``process_vm_readv`` and ``process_vm_writev`` (path ``cma``). On another, all of it by streams (path ``tcp``).
     """
 
     def __init__(
@@ -84,8 +72,7 @@ class HostChannel(Channel):
         peer: Card,
         paths: tuple[str, ...],
         session: Session,
-        *,
-        same_pids: bool,
+        streams: Streams | None,
     ) -> None:
         self._native = native
         self._pool = pool
@@ -96,7 +83,7 @@ class HostChannel(Channel):
         self._own_token = link_token(session.key, dialler=session.dialled)
         segments.admit(self._own_token)
         self._paths = paths
-        self._same_pids = same_pids
+        self._streams = streams
         self._lock = threading.Lock()
         self._closed = False
         self._running: set[Transfer] = set()
@@ -143,10 +130,15 @@ class HostChannel(Channel):
         if len(runs) == 1:
             # Numbers instead of arrays: half of what preparing a single piece takes.
             way = self._way(int(runs[0]))
-            if way is None:
+            if way == FAR:
+                return self._send(operation, batch)
+            if way == CROSS:
                 return self._cross(cross, batch)
             return self._copy(copy, batch, batch.remote + np.uint64(way))
-        mapped, shift = self._find(runs)
+        mapped, far, shift = self._find(runs)
+        if far.any():
+            # The peer serves all its memory: nothing is gained by taking two ways at once.
+            return self._send(operation, batch)
         if mapped.all():
             return self._copy(copy, batch, batch.remote + np.repeat(shift, counts))
         if not mapped.any():
@@ -166,6 +158,10 @@ class HostChannel(Channel):
     def _cross(self, operation: int, batch: Batch) -> HostPrepared:
         return self._pool.prepare([(operation, self._peer.pid, batch.local, batch.remote, batch.length, None)], "cma")
 
+    def _send(self, operation: Operation, batch: Batch) -> HostPrepared:
+        op = self._native.lib.CFW_NET_READ if operation is Operation.READ else self._native.lib.CFW_NET_WRITE
+        return self._pool.prepare([(op, 0, batch.local, batch.remote, batch.length, None)], "tcp")
+
     def post(self, prepared: Prepared) -> Transfer:
         """One native call."""
         if TYPE_CHECKING:
@@ -177,6 +173,10 @@ class HostChannel(Channel):
                 raise ClosedError("this channel is closed", operation="post", transport=TRANSPORT)
             if prepared.small:
                 return self._move(prepared)
+            if prepared.net:
+                if self._streams is None:
+                    raise ClosedError("this channel is closed", operation="post", transport=TRANSPORT)
+                return self._streams.post(prepared)
             transfer = self._pool.post(prepared)
             self._running.add(transfer)
         finally:
@@ -188,6 +188,8 @@ class HostChannel(Channel):
         """Cancel what runs, wait for it, and unmap everything."""
         self._closed = True
         self._segments.dismiss(self._own_token)
+        if self._streams is not None:
+            self._streams.close()
         end = time.monotonic() + _PATIENCE
         while self._posting and time.monotonic() < end:
             time.sleep(0.0005)
@@ -203,17 +205,17 @@ class HostChannel(Channel):
 
     # ------------------------------------------------------------------ ways
 
-    def _find(self, regions: U64) -> tuple[NDArray[np.bool_], U64]:
-        """For each region whether it is mapped, and what has to be added to addresses in it then."""
+    def _find(self, regions: U64) -> tuple[NDArray[np.bool_], NDArray[np.bool_], U64]:
+        """For each region whether it is mapped, whether it is far, and what to add to addresses if it is mapped."""
         ways = self._ways
         rows = ways.rows(regions)
         if rows is None:
             ways = self._learn(set(regions.tolist()))
             rows = ways.rows(regions)
-        return ways.mapped[rows], ways.shift[rows]
+        return ways.mapped[rows], ways.far[rows], ways.shift[rows]
 
-    def _way(self, memory_id: int) -> int | None:
-        """The same for one region: what has to be added, None when it is not mapped."""
+    def _way(self, memory_id: int) -> int:
+        """The same for one region: what has to be added, `CROSS` or `FAR`."""
         ways = self._ways.by_id
         return ways[memory_id] if memory_id in ways else self._learn({memory_id}).by_id[memory_id]
 
@@ -226,8 +228,8 @@ class HostChannel(Channel):
             self._ways = Ways(known)
             return self._ways
 
-    def _settle(self, memory_id: int) -> int | None:
-        """Decide how one region is reached: what to add to its addresses if it is mapped, None for cross-memory reads.
+    def _settle(self, memory_id: int) -> int:
+        """Decide how one region is reached: what to add to its addresses if it is mapped, `CROSS` or `FAR`.
 
         Raises:
             BrokenError: In no way; the text says why, and what to do.
@@ -248,9 +250,11 @@ class HostChannel(Channel):
                 faults.append(f"shm: {error}")
         elif "shm" in self._paths:
             faults.append("shm: the memory was not taken from CacheManager.allocate")
-        fault = self._reach() if "cma" in self._paths else "not among the paths that both sides allow"
+        fault = self._reach() if "cma" in self._paths else "not among the paths that lead there"
         if fault is None:
-            return None
+            return CROSS
+        if self._streams is not None:
+            return FAR
         faults.append(f"cma: {fault}")
         raise BrokenError(
             f"memory {memory_id} of the peer cannot be reached. " + ". ".join(faults),
@@ -276,11 +280,6 @@ class HostChannel(Channel):
         """Whether this process may read the peer's memory, found out once by reading the peer's beacon."""
         if not self._cma_checked:
             self._cma_checked = True
-            if not self._same_pids:
-                self._cma_fault = (
-                    "the two processes are in different pid namespaces; share one (--pid=host), or allocate"
-                )
-                return self._cma_fault
             found = self._native.ffi.new("char[]", len(self._peer.nonce))
             status = self._native.lib.cfw_cma_probe(self._peer.pid, self._peer.beacon, len(self._peer.nonce), found)
             if status == -1:

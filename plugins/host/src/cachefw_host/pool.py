@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from cachefw.errors import BusyError, CacheError, ClosedError
 from cachefw.transport import Prepared, Transfer, call_back
 
-from .status import TRANSPORT, transfer_error
+from .status import TRANSPORT, net_error, transfer_error
 
-__all__ = ["HostPrepared", "Job", "Pool"]
+__all__ = ["HostPrepared", "Job", "NetJob", "Pool"]
 
 U64 = NDArray[np.uint64]
 
@@ -34,25 +34,27 @@ class HostPrepared(Prepared):
 
     Attributes:
         nbytes: Sum of the lengths.
-        path: ``shm``, ``cma``, or both.
+        path: ``shm``, ``cma``, both, or ``tcp``.
         batch: The native batch.
         pid: The peer's process where one is concerned, else 0.
+        net: To be moved by the streams of a peer.
         small: To be moved by `Pool.move`.
         done: What every `Pool.move` without an error returns.
         unread: Where a batch that cannot fail leaves its result, which then says nothing; None when it can fail.
     """
 
-    __slots__ = ("_arrays", "_positions", "batch", "done", "nbytes", "path", "pid", "small", "unread")
+    __slots__ = ("_arrays", "_positions", "batch", "done", "nbytes", "net", "path", "pid", "small", "unread")
 
     nbytes: int
     path: str
 
     def __init__(
-        self, batch: Any, arrays: Any, positions: list[Any], size: int, pid: int, done: Done, unread: Any
+        self, batch: Any, arrays: Any, positions: list[Any], size: int, pid: int, done: Done, unread: Any, *, net: bool
     ) -> None:
         self.batch = batch
         self.pid = pid
-        self.small = size <= INLINE_BYTES
+        self.net = net
+        self.small = size <= INLINE_BYTES and not net
         self.done = done
         self.unread = unread
         self._arrays = arrays
@@ -135,8 +137,11 @@ class Job(Transfer):
                 raise BusyError("the transfer is not settled yet; wait for it", transport=TRANSPORT)
             self._result = result
             if result.status:
-                self._failure = _error(self._prepared, result)
+                self._failure = self._failed(result)
         return self._failure
+
+    def _failed(self, result: Any) -> CacheError:
+        return _error(self._prepared, result)
 
     def add_done_callback(self, callback: Callable[[Transfer], None]) -> None:
         """Called from the thread that tells of finished transfers, unless it is settled already."""
@@ -153,6 +158,43 @@ class Job(Transfer):
     def path(self) -> str:
         """``shm``, ``cma``, or both."""
         return self._prepared.path
+
+
+class NetJob(Job):
+    """A transfer that streams to a peer carry."""
+
+    __slots__ = ("_looked", "_timeout")
+
+    def __init__(self, pool: Pool, prepared: HostPrepared, job: Any, timeout: float) -> None:
+        super().__init__(pool, prepared, job)
+        self._looked = False
+        self._timeout = timeout
+
+    @property
+    def settled(self) -> bool:
+        """Whether no stream carries any of it any more."""
+        if self._lib.cfw_job_settled(self._job):
+            return True
+        # Who waits for a small one reads its answer without a change of threads. Who looks instead, and looks again,
+        # does not wait: from then on the threads read it.
+        if self._looked:
+            self._lib.cfw_job_attend(self._job)
+        self._looked = True
+        return False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Read its answer, or sleep while the threads do."""
+        end = None if timeout is None else time.monotonic() + timeout
+        lib, job = self._lib, self._job
+        while not lib.cfw_job_settled(job):
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                return bool(lib.cfw_job_settled(job))
+            lib.cfw_job_wait(job, _SLICE_NS if left is None else max(min(_SLICE_NS, int(left * 1e9)), 1))
+        return True
+
+    def _failed(self, result: Any) -> CacheError:
+        return net_error(result.status, self._prepared.item(result.part, result.item), self._timeout)
 
 
 def _error(prepared: HostPrepared, result: Any) -> CacheError:
@@ -186,6 +228,11 @@ class Pool:
         self._watched: dict[int, tuple[Transfer, Callable[[Transfer], None]]] = {}
         self._tokens = 0
 
+    @property
+    def handle(self) -> Any:
+        """The native pool."""
+        return self._pool
+
     def prepare(
         self, parts: Sequence[tuple[int, int, U64, U64, U64, NDArray[np.intp] | None]], path: str
     ) -> HostPrepared:
@@ -207,9 +254,10 @@ class Pool:
         size = int(self.lib.cfw_batch_bytes(batch))
         pid = max(part[1] for part in parts)
         # Copies between mapped addresses have no way to fail, and then nobody looks at the result.
+        net = parts[0][0] in (self.lib.CFW_NET_READ, self.lib.CFW_NET_WRITE)
         unread = None if pid else self._unread
         done = self._done.setdefault(path, Done(path, None))
-        return HostPrepared(batch, arrays, [part[5] for part in parts], size, pid, done, unread)
+        return HostPrepared(batch, arrays, [part[5] for part in parts], size, pid, done, unread, net=net)
 
     def move(self, prepared: HostPrepared) -> Done:
         """Move a batch in this thread, which a small one is not worth leaving for."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cachefw.errors import BrokenError, CacheError, OutOfMemoryError, TransferCancelled
 
-__all__ = ["cma_advice", "memory_error", "transfer_error"]
+__all__ = ["cma_advice", "memory_error", "net_error", "transfer_error"]
 
 TRANSPORT = "host"
 
@@ -41,6 +41,42 @@ def transfer_error(status: int, item: int | None, pid: int | None) -> CacheError
         code, text = "cma.denied", f"the transfer stopped{where}: " + cma_advice(pid or 0)
     return BrokenError(
         text, code=code, transport=TRANSPORT, status=number, detail=_text(number), facts={"failed": failed}
+    )
+
+
+#: What a stream ended with, in words, and the code of the error; {} is the time without a byte.
+_NET = {
+    errno.ENXIO: ("memory.withdrawn", "the peer does not serve memory there, or no longer"),
+    errno.EACCES: ("memory.rights", "the peer does not allow that of its memory"),
+    errno.ETIMEDOUT: ("peer.silent", "the peer, or the network to it, was silent for {:g} s"),
+    errno.ECONNRESET: ("peer.gone", "the peer closed the data stream"),
+    errno.EPIPE: ("peer.gone", "the peer closed the data stream"),
+    errno.ENOTCONN: ("peer.gone", "no data stream to the peer is up"),
+    errno.EPROTO: ("stream.protocol", "the peer sent what makes no sense on a data stream"),
+    errno.ECONNABORTED: ("memory.withdrawn", "memory was given back while it was being moved"),
+}
+
+
+def net_error(status: int, item: int | None, timeout: float) -> CacheError:
+    """The error of a transfer over streams that ended with `status`, a negative errno.
+
+    Args:
+        status: What the native side gave.
+        item: Index of the failing piece, None when nothing is known to have failed.
+        timeout: Seconds after which a silent stream is cut.
+    """
+    number = -status
+    if number not in _NET:
+        return transfer_error(status, item, None)
+    code, words = _NET[number]
+    where = "" if item is None else f" at piece {item}"
+    return BrokenError(
+        f"the transfer stopped{where}: {words.format(timeout)} ({_text(number)})",
+        code=code,
+        transport=TRANSPORT,
+        status=number,
+        detail=_text(number),
+        facts={"failed": () if item is None else (item,)},
     )
 
 

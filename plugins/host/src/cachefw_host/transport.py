@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 import secrets
 import threading
 import weakref
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -27,33 +25,46 @@ from cachefw.errors import (
 from cachefw.memory import Allocation, MemoryKind, MemoryRegion
 from cachefw.transport import Batch, RegisteredMemory, Session, Transport
 
-from .channel import Card, Description, HostChannel
+from .card import Card, Description, data_port, namespace, read_card, this_host, ways_between
+from .channel import HostChannel
+from .gate import listener
 from .pool import Pool
 from .segments import Segments
+from .settings import Settings, checked
 from .status import TRANSPORT
+from .streams import Net, Streams
 
 __all__ = ["HostTransport"]
-
-_SETTINGS = ("threads", "cpus", "paths")
-_PATHS = ("shm", "cma")
 
 
 @attrs.define(eq=False)
 class HostMemory(RegisteredMemory):
-    """A registered region: inside one of this process's segments, or anywhere."""
+    """A registered region: inside one of this process's segments, or anywhere.
+
+    Attributes:
+        exposed: Whether peers may reach it over streams.
+    """
 
     segment: int = 0
     offset: int = 0
+    exposed: bool = False
 
 
 class HostTransport(Transport):
-    """Host memory between processes of one host.
+    """Host memory between processes of one host, and between hosts.
 
     Settings:
         threads: How many threads move large transfers, the calling one included; default: the processors that this
             process may use, at most 8.
         cpus: Processor numbers that the transport's own threads keep to.
-        paths: Which ways may be taken, of ``shm`` and ``cma``; default both, ``shm`` where the peer's memory allows it.
+        paths: Which ways may be taken, of ``shm``, ``cma`` and ``tcp``. By default the first two on one host, ``shm``
+            where the peer's memory allows it, and ``tcp`` to other hosts. Where ``tcp`` is named it is taken on one
+            host as well, for what the other paths named do not reach.
+        streams: How many connections one link opens for its transfers over ``tcp``, at its first; default: the
+            processors that this process may use, at most 4.
+        listen: ``"host:port"`` of the data port, where streams of other nodes come in; default: the host that the node
+            listens on, and any port.
+        tcp_timeout: Seconds without a byte after which a stream that a transfer waits for counts as cut; default 15.
     """
 
     def __init__(self) -> None:
@@ -61,7 +72,9 @@ class HostTransport(Transport):
         self._pool: Pool | None = None
         self._segments: Segments | None = None
         self._channels: weakref.WeakSet[HostChannel] = weakref.WeakSet()
-        self._paths: tuple[str, ...] = _PATHS
+        self._net: Net | None = None
+        self._settings: Settings
+        self._data_port: tuple[str, int] | None = None
         self._lock = threading.Lock()
         # What a peer reads to see whether it reaches this very process.
         self._beacon = ctypes.create_string_buffer(secrets.token_bytes(16), 16)
@@ -77,14 +90,14 @@ class HostTransport(Transport):
 
     def open(self, settings: Mapping[str, Any]) -> None:
         """Start nothing yet: threads come with the first large transfer."""
-        threads, cpus, paths = _checked(settings)
+        found = checked(settings)
         reason = self.probe()
         if reason:
             raise TransportUnavailable(reason, transport=TRANSPORT)
-        self._paths = paths
+        self._settings = found
         try:
             # Read once, here: `card` may not fail.
-            _host_identity()
+            this_host()
             segments = Segments(self._native)
         except OSError as error:
             raise TransportUnavailable(
@@ -94,15 +107,28 @@ class HostTransport(Transport):
                 status=error.errno,
                 detail=str(error),
             ) from None
-        self._pool, self._segments = Pool(self._native, threads - 1, cpus), segments
+        self._pool, self._segments = Pool(self._native, found.threads - 1, found.cpus), segments
+        if "tcp" in found.paths:
+            self._net = Net(
+                self._native,
+                self._pool,
+                found.threads,
+                found.cpus,
+                streams=found.streams,
+                timeout=found.tcp_timeout,
+            )
 
     def close(self) -> None:
         """Close the channels and the threads."""
         with self._lock:
             pool, self._pool = self._pool, None
             segments, self._segments = self._segments, None
+            net, self._net = self._net, None
+            self._data_port = None
         for channel in list(self._channels):
             channel.close()
+        if net is not None:
+            net.close()
         if pool is not None:
             pool.close()
         if segments is not None:
@@ -116,51 +142,94 @@ class HostTransport(Transport):
         return HostMemory(region, TRANSPORT, segment.number, region.address - segment.address)
 
     def unregister(self, registered: RegisteredMemory) -> None:
-        """Nothing was taken."""
+        """Serve it to no peer any more."""
+        with self._lock:
+            if isinstance(registered, HostMemory) and registered.exposed and self._net is not None:
+                registered.exposed = False
+                self._net.conceal(registered.region.address)
 
     def card(self) -> bytes:
-        """Which process this is, and where its descriptors are had."""
-        segments = self._open_segments()
-        return msgspec.msgpack.encode(
-            Card(
-                host=_host_identity(),
-                pid=os.getpid(),
-                pid_namespace=_namespace("pid"),
-                beacon=ctypes.addressof(self._beacon),
-                nonce=self._beacon.raw,
-                socket=segments.name,
-                paths=list(self._paths),
-            )
+        """Which process this is, where its descriptors are had, and where its data port is."""
+        return msgspec.msgpack.encode(self._card())
+
+    def _card(self) -> Card:
+        segments, settings = self._open_segments(), self._settings
+        host, port = self._listen()
+        return Card(
+            host=this_host(),
+            pid=os.getpid(),
+            pid_namespace=namespace("pid"),
+            net_namespace=namespace("net"),
+            beacon=ctypes.addressof(self._beacon),
+            nonce=self._beacon.raw,
+            socket=segments.name,
+            paths=list(settings.paths),
+            asked=settings.asked,
+            data_host=host,
+            data_port=port,
         )
 
+    def _listen(self) -> tuple[str, int]:
+        """The data port, opened when a peer is first told of it."""
+        with self._lock:
+            if self._net is None:
+                return "", 0
+            if self._data_port is None:
+                wanted = self._settings.listen
+                host, port = wanted or (self.listen_host or "", 0)
+                if not host:
+                    return "", 0
+                try:
+                    connection = listener(host, port)
+                except OSError as error:
+                    raise BrokenError(
+                        f"the data port {host}:{port} cannot be opened: {error}",
+                        code="listen.failed",
+                        operation="card",
+                        transport=TRANSPORT,
+                        status=error.errno,
+                        detail=str(error),
+                    ) from None
+                self._net.gate.listen(connection)
+                # Where the node listens peers find it by themselves, whatever that is called on their side.
+                self._data_port = (host if wanted else ""), connection.getsockname()[1]
+            return self._data_port
+
     def describe(self, registered: RegisteredMemory) -> bytes:
-        """Whether the memory can be mapped, and where."""
+        """Whether the memory can be mapped, and where. From now on it is served to peers on other hosts."""
         if not isinstance(registered, HostMemory):
             raise refusal(RequestError, {TypeError}, f"{registered!r} was not registered by this transport")
+        with self._lock:
+            if self._net is not None and not registered.exposed:
+                region = registered.region
+                self._net.expose(region.address, region.length, region.access.value)
+                registered.exposed = True
         return msgspec.msgpack.encode(Description(registered.segment, registered.offset))
 
     def connect(self, card: bytes, timeout: float, session: Session) -> HostChannel:
         """See which ways lead to the peer."""
-        try:
-            peer = msgspec.msgpack.decode(card, type=Card)
-        except msgspec.MsgspecError as error:
-            raise BrokenError(
-                f"the peer's card makes no sense to this transport: {error}", code="card.malformed", transport=TRANSPORT
-            ) from None
-        if peer.host != _host_identity():
-            raise UnsupportedOperation(
-                "the peer is on another host; this transport reaches processes of this host only",
-                code="peer.unreachable",
-                operation="connect",
-                transport=TRANSPORT,
-            )
-        pool, segments = self._pool, self._segments
+        peer = read_card(card)
+        pool, segments, net = self._pool, self._segments, self._net
         if pool is None or segments is None:
             raise _closed("connect")
-        paths = tuple(path for path in self._paths if path in peer.paths)
-        same_pids = peer.pid_namespace == _namespace("pid")
-        channel = HostChannel(self._native, pool, segments, peer, paths, session, same_pids=same_pids)
+        paths = ways_between(self._card(), peer)
+        streams = None
+        if "tcp" in paths and net is not None:
+            if session.tls is not None:
+                raise UnsupportedOperation(
+                    "this transport does not encrypt its streams yet, and the link is one with TLS",
+                    code="tls.unsupported",
+                    operation="connect",
+                    transport=TRANSPORT,
+                )
+            streams = Streams(net, session, data_port(peer, session))
+            streams.start(timeout)
+        channel = HostChannel(self._native, pool, segments, peer, paths, session, streams)
         self._channels.add(channel)
+        if self._pool is None:
+            # Closed meanwhile, by another thread that did not see this channel.
+            channel.close()
+            raise _closed("connect")
         return channel
 
     def allocate(
@@ -194,39 +263,3 @@ class HostTransport(Transport):
 
 def _closed(operation: str) -> CacheError:
     return ClosedError(f"{operation}: this transport is not open", operation=operation, transport=TRANSPORT)
-
-
-def _checked(settings: Mapping[str, Any]) -> tuple[int, list[int], tuple[str, ...]]:
-    unknown = sorted(set(settings) - set(_SETTINGS))
-    if unknown:
-        raise refusal(
-            RequestError,
-            {ValueError},
-            f"transport {TRANSPORT!r} has no setting {', '.join(unknown)}; it has {', '.join(_SETTINGS)}",
-            operation="open",
-            transport=TRANSPORT,
-        )
-    allowed = os.sched_getaffinity(0)
-    threads = settings.get("threads", min(8, len(allowed)))
-    cpus = list(settings.get("cpus", sorted(allowed)))
-    paths = tuple(settings.get("paths", _PATHS))
-    wrong = []
-    if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= 256:
-        wrong.append(f"threads must be 1 to 256, not {threads!r}")
-    if not all(isinstance(cpu, int) and cpu >= 0 for cpu in cpus):
-        wrong.append(f"cpus must be a list of processor numbers, not {cpus!r}")
-    if not paths or set(paths) - set(_PATHS):
-        wrong.append(f"paths must name some of {', '.join(_PATHS)}, not {paths!r}")
-    if wrong:
-        raise refusal(RequestError, {ValueError}, "; ".join(wrong), operation="open", transport=TRANSPORT)
-    return threads, cpus, paths
-
-
-@functools.cache
-def _host_identity() -> bytes:
-    # Changes with each boot, and is the same in every container of a host.
-    return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
-
-
-def _namespace(kind: str) -> int:
-    return os.stat(f"/proc/self/ns/{kind}").st_ino

@@ -129,6 +129,10 @@ int cfw_job_settled(const cfw_job *job);
  * nothing was left to drop. */
 void cfw_job_cancel(cfw_job *job);
 
+/* A small job of cfw_peer_post is read by the thread that waits for it. This
+ * says that none will: to be called by who only looks, again and again. */
+void cfw_job_attend(cfw_job *job);
+
 /* -EBUSY until settled; else 0, whatever the status in the result. */
 int cfw_job_result(cfw_job *job, cfw_result *result_p);
 
@@ -159,7 +163,7 @@ enum { CFW_ROLE_ASK = 0, CFW_ROLE_SERVE = 1 };
 int cfw_net_create(cfw_pool *pool, uint32_t threads, const uint32_t *cpus, uint32_t num_cpus,
                    uint64_t timeout_ns, cfw_net **net_p);
 
-/* Cuts every stream and joins. Its peers are to be destroyed before. */
+/* Cuts every stream and joins. Its peers are to be shut before. */
 void cfw_net_destroy(cfw_net *net);
 
 /* Let peers reach memory: what lies outside, or is not allowed, they are

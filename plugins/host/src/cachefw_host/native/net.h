@@ -176,9 +176,6 @@ bool cfw_serve_touches(const cfw_stream *stream, uint64_t start, uint64_t end);
 /* Without it: read the one stream that a small job went out on, in this thread. */
 void cfw_ask_drive(cfw_job *job, const struct timespec *deadline);
 
-/* Somebody wants to know what becomes of it: from here on the threads look. */
-void cfw_job_attend(cfw_job *job);
-
 /* ---- net.c and peer.c -------------------------------------------------- */
 
 struct cfw_net {

@@ -42,8 +42,11 @@ void cfw_peer_drop(cfw_peer *peer, int32_t status)
 void cfw_peer_shut(cfw_peer *peer)
 {
     pthread_mutex_lock(&peer->lock);
-    peer->closed = true;
-    cfw_peer_drop(peer, -ECANCELED);
+    /* The second time the net may have gone. */
+    if (!peer->closed) {
+        peer->closed = true;
+        cfw_peer_drop(peer, -ECANCELED);
+    }
     while (peer->count > 0) {
         cfw_stream *stream = peer->streams[--peer->count];
 
