@@ -11,7 +11,8 @@ def main() -> None:
 
     import cachefw
 
-    with cachefw.Node(2, transports=["host"]) as node:
+    settings = {"host": {"paths": ["tcp"]}} if sys.argv[1] == "tcp" else None
+    with cachefw.Node(2, transports=["host"], settings=settings) as node:
         manager = node.cache_manager
         owner = manager.allocate(4096) if sys.argv[1] == "shm" else np.empty(4096, np.uint8)
         memory = manager.register_memory(owner)

@@ -19,6 +19,7 @@ __all__ = [
     "RDMA_WORKLOADS",
     "SHARED",
     "SIMULATED",
+    "TCP",
     "DeviceMemory",
     "environment",
     "installed",
@@ -26,9 +27,10 @@ __all__ = [
 ]
 
 HCCS = "hccs"
+TCP = "tcp"
 #: Over UCX, and its transports in `benchmarks.rdma.TLS`.
 RDMA = ("rdma-tcp", "rdma-shm")
-PATHS = ("shm", "cma", HCCS, *RDMA)
+PATHS = ("shm", "cma", TCP, HCCS, *RDMA)
 #: Paths whose memory the raw limits can map.
 SHARED = ("shm", HCCS)
 HCCS_WORKLOADS = ("w1", "w2", "w3", "w4")
@@ -62,6 +64,8 @@ def node(cluster: int, path: str, address: str | None = None, **options: Any) ->
 
         settings = {"rdma": {"tls": TLS[path]}}
         return cachefw.Node(cluster, address, transports=["rdma"], settings=settings, **options)
+    if path == TCP:
+        options["settings"] = {"host": {"paths": [TCP]}}
     return cachefw.Node(cluster, address, transports=["host"], **options)
 
 

@@ -33,6 +33,7 @@ class Puller:
     def __init__(self, node: cachefw.Node, about: dict[str, Any], shape: Shape, path: str, steps: int) -> None:
         self.node, self.shape, self.path = node, shape, path
         self.pid = about["pid"]
+        self.port = about.get("port", 0)
         self.link = node.link(about["address"])
         self.there, self.here = shape.blocks()
         self.remote: list[int] = about["buffers"]
@@ -73,7 +74,7 @@ class Puller:
         """The same without cachefw."""
         local = self._pieces(into.addresses, self.here)
         remote = self._pieces(self._raw_remote, self.there)
-        return raw.mover(way, local, remote, np.full(len(local), self.shape.block, np.uint64), self.pid)
+        return raw.mover(way, local, remote, np.full(len(local), self.shape.block, np.uint64), self.pid, self.port)
 
     def timed(self, call: Call, into: Buffers) -> int:
         """Nanoseconds of one pull, which is checked."""
@@ -160,7 +161,7 @@ def small(puller: Puller, rounds: int) -> dict[str, Any]:
             calls["prepared"].append(link.prepare(cachefw.Operation.READ, *ends, length).post)
             calls["read"].append(_reader(link, int(local[i]), int(remote[i]), shape.block))
             for name, way in raw_ways.items():
-                calls[name].append(raw.mover(way, local[i : i + 1], raw_remote[i : i + 1], length, puller.pid))
+                calls[name].append(raw.mover(way, local[i : i + 1], raw_remote[i : i + 1], length, puller.pid, puller.port))
         found: dict[str, dict[str, list[int]]] = {}
         for kind in ("again", "in turn"):
             times: dict[str, list[int]] = {name: [] for name in calls}

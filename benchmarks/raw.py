@@ -1,4 +1,4 @@
-"""The raw limits: `raw.c`, compiled when it is first needed, and the same shared mappings made without cachefw."""
+"""The raw limits: `raw.c` and `raw_tcp.c`, compiled when it is first needed, and the same shared mappings made without cachefw."""
 
 from __future__ import annotations
 
@@ -31,7 +31,19 @@ typedef struct {
 enum { RAW_MEMCPY, RAW_STREAM_ONE, RAW_STREAM_FOUR, RAW_READV, ... };
 int raw_run(const raw_work *work);
 int can_stream(void);
+typedef struct {
+    int port, connections;
+    uint64_t count;
+    const uint64_t *to, *source, *length;
+    ...;
+} raw_tcp;
+int raw_tcp_serve(void);
+int raw_tcp_open(raw_tcp *work);
+int raw_tcp_run(raw_tcp *work);
+void raw_tcp_close(raw_tcp *work);
 """
+#: Not one of those in C: the number beside it is that of connections.
+TCP = -1
 
 _loaded: Any = None
 
@@ -61,7 +73,7 @@ def folder() -> Path:
 def _compiled() -> Path:
     import cffi
 
-    source = Path(__file__).with_name("raw.c").read_text()
+    source = "".join(Path(__file__).with_name(name).read_text() for name in ("raw.c", "raw_tcp.c"))
     stamp = hashlib.sha256(f"{source}{_CDEF}{cffi.__version__}{sys.version}".encode()).hexdigest()[:16]
     own = folder() / stamp
     path = own / f"{_NAME}{sysconfig.get_config_var('EXT_SUFFIX')}"
@@ -90,6 +102,8 @@ def _compiled() -> Path:
 def ways(path: str, threads: tuple[int, ...] = (1, 2)) -> dict[str, tuple[int, int]]:
     """The raw ways to move memory on a path: name -> (way, threads)."""
     lib = load().lib
+    if path == "tcp":
+        return {f"{count} conn., {count} thr.": (TCP, count) for count in threads}
     if path == "cma":
         return {f"readv, {count} thr.": (lib.RAW_READV, count) for count in threads}
     found = {f"memcpy, {count} thr.": (lib.RAW_MEMCPY, count) for count in threads[:1]}
@@ -99,10 +113,17 @@ def ways(path: str, threads: tuple[int, ...] = (1, 2)) -> dict[str, tuple[int, i
     return found
 
 
-def mover(way: tuple[int, int], to: U64, source: U64, length: U64, pid: int) -> Callable[[], int]:
+def mover(way: tuple[int, int], to: U64, source: U64, length: U64, pid: int, port: int = 0) -> Callable[[], int]:
     """One raw call that moves the same pieces again and again; returns 0."""
     module = load()
     arrays = [module.ffi.from_buffer("uint64_t[]", array) for array in (to, source, length)]
+    if way[0] == TCP:
+        work = module.ffi.gc(module.ffi.new("raw_tcp *", [port, way[1], len(to), *arrays]), module.lib.raw_tcp_close)
+        if module.lib.raw_tcp_open(work):
+            raise ConnectionError("the raw limit of TCP could not connect")
+        call = partial(module.lib.raw_tcp_run, work)
+        call.arrays = arrays  # type: ignore[attr-defined]
+        return call
     call = partial(module.lib.raw_run, module.ffi.new("raw_work *", [*way, pid, len(to), *arrays]))
     # The struct only points to them.
     call.arrays = arrays  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ import sys
 
 def main() -> None:
     order = json.loads(sys.argv[1])
-    from benchmarks.paths import SHARED
+    from benchmarks.paths import SHARED, TCP
     from benchmarks.paths import node as make_node
 
     with make_node(1, order["path"], "127.0.0.1:0") as node:
@@ -18,7 +18,7 @@ def main() -> None:
             memory = _one_block(node, order["path"])
             about["block"] = memory.region.address
         elif order["workload"] in ("w1", "w2", "w3", "w4"):
-            from benchmarks.raw import shared_files
+            from benchmarks.raw import load, shared_files
             from benchmarks.shapes import SHAPES, Buffers
 
             buffers = Buffers(node, SHAPES[order["workload"]], order["path"], published=True)
@@ -26,6 +26,8 @@ def main() -> None:
             about["buffers"] = buffers.addresses
             if order["path"] in SHARED:
                 about["files"] = shared_files(os.getpid(), buffers.addresses)
+            if order["path"] == TCP:
+                about["port"] = load().lib.raw_tcp_serve()
         print(json.dumps(about), flush=True)
         sys.stdin.read()
 

@@ -52,6 +52,8 @@ class Net:
         self.gate = Gate(self.lib.cfw_net_more_fd(self._net), timeout)
         # Kept until they are closed: what is native in them must not outlive the net unshut.
         self.open: set[Streams] = set()
+        self.lock = threading.Lock()
+        self.closed = False
 
     @property
     def handle(self) -> Any:
@@ -72,6 +74,8 @@ class Net:
 
     def close(self) -> None:
         """Cut every stream, and end the gate and the threads."""
+        with self.lock:
+            self.closed = True
         self.gate.close()
         for streams in list(self.open):
             streams.close()
@@ -99,11 +103,14 @@ class Streams:
         self._error: CacheError | None = None
         self._closed = False
         made = net.ffi.new("cfw_peer **")
-        status = net.lib.cfw_peer_create(net.handle, made)
-        if status:
-            raise net_error(status, None, net.timeout)
-        self._peer = net.ffi.gc(made[0], net.lib.cfw_peer_destroy)
-        net.open.add(self)
+        with net.lock:
+            if net.closed:
+                raise ClosedError("this transport is closed", operation="connect", transport=TRANSPORT)
+            status = net.lib.cfw_peer_create(net.handle, made)
+            if status:
+                raise net_error(status, None, net.timeout)
+            self._peer = net.ffi.gc(made[0], net.lib.cfw_peer_destroy)
+            net.open.add(self)
 
     def start(self, timeout: float) -> None:
         """Take part in the session; who dialled sees whether the peer's data port can be reached.

@@ -93,5 +93,7 @@ static inline cfw_batch *make_batch(const cfw_part *parts, uint32_t num_parts)
 void test_cma(void);
 void test_jobs(void);
 void test_clients(void);
+void test_streams(void);
+void test_hostile(void);
 
 #endif

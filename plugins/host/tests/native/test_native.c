@@ -341,7 +341,9 @@ static const struct {
               {"segments", test_segments},
               {"cma", test_cma},
               {"jobs", test_jobs},
-              {"clients", test_clients}};
+              {"clients", test_clients},
+              {"streams", test_streams},
+              {"hostile", test_hostile}};
 
 int main(int argc, char **argv)
 {

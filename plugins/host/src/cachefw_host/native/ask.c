@@ -3,7 +3,6 @@
 #include "net.h"
 
 #include <errno.h>
-#include <poll.h>
 
 /* Large enough that a request costs nothing beside what it moves, small enough
  * that the streams of a peer end together. */
@@ -265,6 +264,69 @@ static int hear(cfw_stream *stream)
     return 0;
 }
 
+/* Where the next bytes go, at most: the rest of a head, then the rest of a read. */
+static int expect(cfw_stream *stream, struct iovec *vectors, uint64_t *head_p)
+{
+    cfw_ask           *ask     = &stream->ask;
+    const cfw_request *request = &ask->ring[ask->first];
+    struct iovec       head    = {ask->head + ask->heard, CFW_WIRE_HEAD - ask->heard};
+    int                count   = 0;
+
+    *head_p = 0;
+    if (ask->body) {
+        /* Straight into place; the next answer's head comes in the same call. */
+        count = gather(&ask->into, vectors, CFW_VECTORS - 1);
+        if (ask->pending > 1 && count < CFW_VECTORS - 1) {
+            vectors[count++] = head;
+        }
+        return count;
+    }
+    vectors[count++] = head;
+    *head_p          = head.iov_len;
+    if (ask->pending == 1 && request->job->batch->parts->op == CFW_NET_READ) {
+        /* Nothing but this answer can be on its way, so that a refusal has
+         * nothing behind it that could land in memory. */
+        ask->into = (cfw_walk){request->job->batch, request->chunk.begin, request->chunk.bytes};
+        count    += gather(&ask->into, vectors + 1, CFW_VECTORS - 1);
+    }
+    return count;
+}
+
+/* So many bytes have come, of which at most `head` are a head's. */
+static int receive(cfw_stream *stream, uint64_t bytes, uint64_t head)
+{
+    cfw_ask *ask    = &stream->ask;
+    int      status = 0;
+
+    if (head > 0) {
+        uint64_t had = bytes < head ? bytes : head;
+
+        ask->heard += (uint32_t)had;
+        bytes      -= had;
+        if (ask->heard == CFW_WIRE_HEAD) {
+            status = hear(stream);
+        }
+        if (status == 0 && bytes > 0 && !ask->body) {
+            return -EPROTO;
+        }
+    }
+    if (status == 0 && ask->body) {
+        uint64_t here = bytes < ask->into.left ? bytes : ask->into.left;
+
+        advance(&ask->into, here);
+        bytes -= here;
+        if (ask->into.left == 0) {
+            ask->body = false;
+            finish(stream, 0, 0, ask->ring[ask->first].chunk.bytes);
+        }
+        ask->heard += (uint32_t)bytes;
+        if (bytes > 0 && ask->heard == CFW_WIRE_HEAD) {
+            status = hear(stream);
+        }
+    }
+    return status;
+}
+
 int cfw_ask_turn(cfw_stream *stream)
 {
     cfw_ask *ask    = &stream->ask;
@@ -273,97 +335,18 @@ int cfw_ask_turn(cfw_stream *stream)
 
     while (status == 0 && ask->pending > 0 && budget > 0) {
         struct iovec vectors[CFW_VECTORS];
-        int          count = 0;
-        uint64_t     body  = ask->body ? ask->into.left : 0, extra;
-        int64_t      done;
+        uint64_t     head;
+        int          count = expect(stream, vectors, &head);
+        int64_t      done  = cfw_stream_receive(stream, vectors, count);
 
-        /* Straight into place; the next answer's head comes in the same call. */
-        if (body > 0) {
-            count = gather(&ask->into, vectors, CFW_VECTORS - 1);
-        }
-        if (body == 0 || (ask->pending > 1 && count < CFW_VECTORS - 1)) {
-            vectors[count++] =
-                (struct iovec){ask->head + ask->heard, CFW_WIRE_HEAD - ask->heard};
-        }
-        done = cfw_stream_receive(stream, vectors, count);
         if (done <= 0) {
             return (int)done;
         }
         budget -= (uint64_t)done < budget ? (uint64_t)done : budget;
-        extra   = (uint64_t)done > body ? (uint64_t)done - body : 0;
-        if (body > 0) {
-            advance(&ask->into, (uint64_t)done - extra);
-            if (ask->into.left == 0) {
-                ask->body = false;
-                finish(stream, 0, 0, ask->ring[ask->first].chunk.bytes);
-            }
-        }
-        ask->heard += (uint32_t)extra;
-        if (ask->heard == CFW_WIRE_HEAD) {
-            status = hear(stream);
-        }
+        status  = receive(stream, (uint64_t)done, head);
         if (status == 0 && ask->pending <= CFW_DEPTH / 2) {
             status = fill(stream);
         }
     }
     return status;
-}
-
-/* ---- waiting ------------------------------------------------------------ */
-
-void cfw_ask_drive(cfw_job *job, const struct timespec *deadline)
-{
-    cfw_stream *stream = job->lone;
-
-    if (stream == NULL) {
-        return;
-    }
-    pthread_mutex_lock(&stream->lock);
-    /* Otherwise others look after it already. */
-    if (!stream->dead && !stream->driven && stream->unattended) {
-        stream->driven     = true;
-        stream->unattended = false;
-        while (!stream->dead && !cfw_job_settled(job) && !cfw_deadline_passed(deadline)) {
-            struct pollfd   wanted = {.fd     = stream->fd,
-                                      .events = cfw_ask_busy(stream) ? POLLIN | POLLOUT : POLLIN};
-            struct timespec now, left;
-            int             status;
-
-            if (deadline != NULL) {
-                clock_gettime(CLOCK_MONOTONIC, &now);
-                left.tv_sec  = deadline->tv_sec - now.tv_sec;
-                left.tv_nsec = deadline->tv_nsec - now.tv_nsec;
-                if (left.tv_nsec < 0) {
-                    left.tv_sec--;
-                    left.tv_nsec += 1000000000;
-                }
-                if (left.tv_sec < 0) {
-                    break;
-                }
-            }
-            pthread_mutex_unlock(&stream->lock);
-            ppoll(&wanted, 1, deadline != NULL ? &left : NULL, NULL);
-            pthread_mutex_lock(&stream->lock);
-            status = stream->dead ? 0 : cfw_ask_turn(stream);
-            if (status != 0) {
-                cfw_stream_kill(stream, status);
-            }
-        }
-        stream->driven = false;
-        cfw_stream_arm(stream);
-    }
-    pthread_mutex_unlock(&stream->lock);
-}
-
-void cfw_job_attend(cfw_job *job)
-{
-    cfw_stream *stream = job->lone;
-
-    if (stream == NULL || cfw_job_settled(job)) {
-        return;
-    }
-    pthread_mutex_lock(&stream->lock);
-    stream->unattended = false;
-    cfw_stream_arm(stream);
-    pthread_mutex_unlock(&stream->lock);
 }

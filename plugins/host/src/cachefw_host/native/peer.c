@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stddef.h>
 #include <stdlib.h>
 
@@ -252,4 +253,63 @@ int cfw_peer_post(cfw_peer *peer, cfw_batch *batch, cfw_job **job_p)
     }
     pthread_mutex_unlock(&peer->lock);
     return status;
+}
+
+/* ---- waiting ------------------------------------------------------------ */
+
+void cfw_ask_drive(cfw_job *job, const struct timespec *deadline)
+{
+    cfw_stream *stream = job->lone;
+
+    if (stream == NULL) {
+        return;
+    }
+    pthread_mutex_lock(&stream->lock);
+    /* Otherwise others look after it already. */
+    if (!stream->dead && !stream->driven && stream->unattended) {
+        stream->driven     = true;
+        stream->unattended = false;
+        while (!stream->dead && !cfw_job_settled(job) && !cfw_deadline_passed(deadline)) {
+            struct pollfd   wanted = {.fd     = stream->fd,
+                                      .events = cfw_ask_busy(stream) ? POLLIN | POLLOUT : POLLIN};
+            struct timespec now, left;
+            int             status;
+
+            if (deadline != NULL) {
+                clock_gettime(CLOCK_MONOTONIC, &now);
+                left.tv_sec  = deadline->tv_sec - now.tv_sec;
+                left.tv_nsec = deadline->tv_nsec - now.tv_nsec;
+                if (left.tv_nsec < 0) {
+                    left.tv_sec--;
+                    left.tv_nsec += 1000000000;
+                }
+                if (left.tv_sec < 0) {
+                    break;
+                }
+            }
+            pthread_mutex_unlock(&stream->lock);
+            ppoll(&wanted, 1, deadline != NULL ? &left : NULL, NULL);
+            pthread_mutex_lock(&stream->lock);
+            status = stream->dead ? 0 : cfw_ask_turn(stream);
+            if (status != 0) {
+                cfw_stream_kill(stream, status);
+            }
+        }
+        stream->driven = false;
+        cfw_stream_arm(stream);
+    }
+    pthread_mutex_unlock(&stream->lock);
+}
+
+void cfw_job_attend(cfw_job *job)
+{
+    cfw_stream *stream = job->lone;
+
+    if (stream == NULL || cfw_job_settled(job)) {
+        return;
+    }
+    pthread_mutex_lock(&stream->lock);
+    stream->unattended = false;
+    cfw_stream_arm(stream);
+    pthread_mutex_unlock(&stream->lock);
 }

@@ -78,8 +78,11 @@ void cfw_stream_kill(cfw_stream *stream, int32_t status)
         shutdown(stream->fd, SHUT_RDWR);
     }
     if (stream->role == CFW_ROLE_ASK) {
+        /* First, so that who sees a job fail does not find the stream up. */
+        bool last = atomic_fetch_sub(&stream->peer->live, 1) == 1;
+
         cfw_ask_fail(stream, status);
-        if (atomic_fetch_sub(&stream->peer->live, 1) == 1) {
+        if (last) {
             cfw_peer_drop(stream->peer, status);
         }
     } else {
