@@ -14,7 +14,10 @@ import cachefw
 def main() -> None:
     kept = []
     settings = {"host": json.loads(sys.argv[1])}
-    with cachefw.Node(1, "127.0.0.1:0", transports=["host"], settings=settings) as node:
+    listen = sys.argv[2] if len(sys.argv) > 2 else "127.0.0.1"
+    # On a network of the test's own.
+    insecure = listen != "127.0.0.1"
+    with cachefw.Node(1, f"{listen}:0", transports=["host"], settings=settings, insecure=insecure) as node:
         print(json.dumps({"address": node.address, "pid": os.getpid()}), flush=True)
         for line in sys.stdin:
             order = json.loads(line)

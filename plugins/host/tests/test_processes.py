@@ -35,8 +35,8 @@ pattern = _load_pattern()
 class Peer:
     """The other process."""
 
-    def __init__(self, **settings: object) -> None:
-        command = [sys.executable, str(PEER), json.dumps(settings)]
+    def __init__(self, *prefix: str, listen: str = "127.0.0.1", **settings: object) -> None:
+        command = [*prefix, sys.executable, str(PEER), json.dumps(settings), listen]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.about = self._answer()
 
@@ -63,8 +63,8 @@ class Peer:
 
 
 @contextlib.contextmanager
-def running_peer() -> Iterator[Peer]:
-    peer = Peer()
+def running_peer(*prefix: str, **settings: Any) -> Iterator[Peer]:
+    peer = Peer(*prefix, **settings)
     try:
         yield peer
     finally:
