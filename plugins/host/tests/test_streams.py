@@ -134,7 +134,7 @@ def test_withdrawn_memory_is_not_served_any_more() -> None:
 
 def test_a_killed_peer_breaks_its_link_and_no_other() -> None:
     with linked() as (peer, node, link), running_peer(**TCP) as healthy:
-        size = 64 * MIB
+        size = 16 * MIB
         there = peer.make(size, shared=True)
         _, memory = target(node, size)
         prepared = link.prepare(Operation.READ, memory.region.address, there["address"], size)
@@ -153,7 +153,7 @@ def test_a_killed_peer_breaks_its_link_and_no_other() -> None:
 
 def test_a_frozen_peer_is_waited_for_no_longer_than_was_said() -> None:
     with linked(tcp_timeout=60) as (peer, node, link):
-        size = 32 * MIB
+        size = 12 * MIB
         there = peer.make(size, shared=False)
         here, memory = target(node, size)
         prepared = link.prepare(Operation.READ, memory.region.address, there["address"], size)
@@ -181,7 +181,7 @@ def test_a_frozen_peer_is_waited_for_no_longer_than_was_said() -> None:
 @pytest.mark.parametrize("operation", list(Operation))
 def test_a_silent_peer_breaks_the_transfer_in_time(operation: Operation) -> None:
     with linked(tcp_timeout=0.5) as (peer, node, link):
-        size = 64 * MIB
+        size = 16 * MIB
         there = peer.make(size, shared=False)
         _, memory = target(node, size)
         prepared = link.prepare(operation, memory.region.address, there["address"], size)
@@ -199,7 +199,7 @@ def test_a_silent_peer_breaks_the_transfer_in_time(operation: Operation) -> None
 def test_no_late_byte_lands_once_the_link_is_closed() -> None:
     """A read is settled by closing the sockets here: what the peer sends afterwards meets nobody."""
     with linked(tcp_timeout=60) as (peer, node, link):
-        size = 32 * MIB
+        size = 12 * MIB
         there = peer.make(size, shared=False)
         here, memory = target(node, size)
         prepared = link.prepare(Operation.READ, memory.region.address, there["address"], size)
