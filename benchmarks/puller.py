@@ -161,7 +161,9 @@ def small(puller: Puller, rounds: int) -> dict[str, Any]:
             calls["prepared"].append(link.prepare(cachefw.Operation.READ, *ends, length).post)
             calls["read"].append(_reader(link, int(local[i]), int(remote[i]), shape.block))
             for name, way in raw_ways.items():
-                calls[name].append(raw.mover(way, local[i : i + 1], raw_remote[i : i + 1], length, puller.pid, puller.port))
+                calls[name].append(
+                    raw.mover(way, local[i : i + 1], raw_remote[i : i + 1], length, puller.pid, puller.port)
+                )
         found: dict[str, dict[str, list[int]]] = {}
         for kind in ("again", "in turn"):
             times: dict[str, list[int]] = {name: [] for name in calls}

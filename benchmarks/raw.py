@@ -1,4 +1,4 @@
-"""The raw limits: `raw.c` and `raw_tcp.c`, compiled when it is first needed, and the same shared mappings made without cachefw."""
+"""The raw limits: `raw.c` and `raw_tcp.c`, compiled when first needed, and the same mappings made without cachefw."""
 
 from __future__ import annotations
 

@@ -143,9 +143,8 @@ def test_a_killed_peer_breaks_its_link_and_no_other() -> None:
         os.kill(peer.about["pid"], signal.SIGKILL)
         peer.process.wait(30)
         assert transfer.wait(30)
-        with pytest.raises((cachefw.BrokenError, cachefw.CacheError)):
-            for _ in range(1000):
-                prepared.post()
+        with pytest.raises(cachefw.BrokenError):
+            post_often(prepared)
         # Both peers have the same cluster id: the new one takes the dead one's place.
         again = healthy.make(4096, shared=False)
         node.link(healthy.about["address"]).read(memory.region.address, again["address"], 4096)
@@ -214,6 +213,24 @@ def test_no_late_byte_lands_once_the_link_is_closed() -> None:
             os.kill(peer.about["pid"], signal.SIGCONT)
         time.sleep(0.5)
         assert (here == 0x5A).all()
+
+
+def post_often(prepared: cachefw.PreparedTransfer) -> None:
+    for _ in range(1000):
+        prepared.post()
+
+
+def use_often(channel: Any, prepared: Any) -> cachefw.CacheError | None:
+    """Why a channel does not work, None when it does."""
+    try:
+        for _ in range(3):
+            transfer = channel.post(prepared)
+            assert transfer.wait(20)
+            if transfer.error is not None:
+                return transfer.error
+    except cachefw.CacheError as error:
+        return error
+    return None
 
 
 class Ends:
@@ -289,9 +306,7 @@ def test_memory_that_was_not_described_is_not_served(ends: Ends) -> None:
         assert transfer.error.code == "memory.withdrawn"
         assert (here == 4).all()
     ends.two.unregister(held)
-    transfer = channel.post(
-        channel.prepare(Operation.READ, batch(region(here).address, region(there).address, 4096))
-    )
+    transfer = channel.post(channel.prepare(Operation.READ, batch(region(here).address, region(there).address, 4096)))
     assert transfer.wait(20)
     assert transfer.error.code == "memory.withdrawn"
 
@@ -305,12 +320,7 @@ def test_nothing_is_served_once_the_other_end_closed_its_channel(ends: Ends) -> 
     assert channel.post(prepared).wait(20)
     here[:] = 4
     back.close()
-    with pytest.raises(cachefw.CacheError):
-        for _ in range(3):
-            transfer = channel.post(prepared)
-            assert transfer.wait(20)
-            if transfer.error is not None:
-                raise transfer.error
+    assert use_often(channel, prepared) is not None
     assert (here == 4).all()
 
 
