@@ -112,18 +112,19 @@ class Engine:
         library: The UCX to use.
         settings: UCX's settings by name, without UCX_.
         inflight: Requests of one transfer that UCX works on at a time.
+        request: Bytes of one of them, at most.
 
     Raises:
         TransportUnavailable: UCX refuses.
     """
 
-    def __init__(self, library: Library, settings: Mapping[str, str], inflight: int) -> None:
+    def __init__(self, library: Library, settings: Mapping[str, str], inflight: int, request: int = 0) -> None:
         from . import _native
 
         self.ffi: Any = _native.ffi
         self.lib: Any = _native.lib
         self.text = library.text
-        self._inflight = inflight
+        self._inflight, self._request = inflight, request
         words = [self.ffi.new("char[]", word.encode()) for pair in settings.items() for word in pair]
         made = self.ffi.new("cfw_engine **")
         status = self.lib.cfw_engine_create(library.handle, self.ffi.new("char *[]", words), len(settings), made)
@@ -209,7 +210,7 @@ class Engine:
         items.local, items.remote, items.length = arrays
         items.row = ffi.NULL if rows is None else ffi.from_buffer("uint32_t[]", rows)
         items.remotes, items.num_remotes = remotes, len(remotes)
-        items.count, items.operation = len(batch), operation
+        items.count, items.operation, items.max_request = len(batch), operation, self._request
         made, item = ffi.new("cfw_batch **"), ffi.new("uint64_t *")
         status = self.lib.cfw_batch_create(channel, items, made, item)
         if status:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import mmap
 import os
 import secrets
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import attrs
@@ -36,18 +34,11 @@ from .engine import Engine
 from .keys import fits
 from .library import Library, open_library
 from .profiles import Way
-from .staging import BUFFERS, Stage, no_device
+from .settings import ERROR_MODES, WITHOUT_CARDS, Settings, checked, refused
+from .staging import Stage, no_device
 from .status import TRANSPORT, connect_error, register_error
 
 __all__ = ["UcxMemory", "UcxProvider"]
-
-#: UCX's transports that need no card.
-_SHARED = {"self", "shm", "sm", "mm", "posix", "sysv", "cma", "knem", "xpmem"}
-_WITHOUT_CARDS = {"tcp", *_SHARED}
-#: Without them UCX does not watch over peers in shared memory. Not where it may use a card or tcp as well: it would
-#: then prefer shared memory, where a peer that dies can do more harm.
-_WATCH_SHARED = {"UCX_POSIX_ERROR_HANDLING": "y", "UCX_SYSV_ERROR_HANDLING": "y", "UCX_KEEPALIVE_INTERVAL": "500ms"}
-_ERROR_MODES = ("auto", "peer", "none")
 
 
 @attrs.define(eq=False)
@@ -63,46 +54,6 @@ class UcxMemory(RegisteredMemory):
     key: bytes
 
 
-@attrs.frozen
-class Settings:
-    """Checked settings."""
-
-    tls: str | None = None
-    net_devices: str | None = None
-    inflight: int = 64
-    error_mode: str = "auto"
-    device: int = 0
-    staging_bytes: int = 32 * 2**20
-    peer_memory: bool = False
-
-    def ucx(self) -> dict[str, str]:
-        """Those that are UCX's, by its names without UCX_."""
-        given = {"TLS": self.tls, "NET_DEVICES": self.net_devices}
-        if self.peer_memory:
-            # The CPU must not touch a byte of it, which UCX would have it do for small messages.
-            given["ZCOPY_THRESH"] = "0"
-        return {name: value for name, value in given.items() if value is not None}
-
-    @contextlib.contextmanager
-    def environment(self) -> Iterator[None]:
-        """Where UCX takes a setting of its inner layers, which read nothing but variables, while it is opened."""
-        names = self.tls or os.environ.get("UCX_TLS", "")
-        shared = bool(names) and set(names.split(",")) <= _SHARED
-        given = _WATCH_SHARED if shared and self.error_mode != "none" else {}
-        ours = {name: value for name, value in given.items() if name not in os.environ}
-        with _variables:
-            os.environ.update(ours)
-            try:
-                yield
-            finally:
-                for name in ours:
-                    os.environ.pop(name, None)
-
-
-#: One opening at a time changes the process's variables.
-_variables = threading.Lock()
-
-
 class UcxProvider:
     """UCX.
 
@@ -110,7 +61,8 @@ class UcxProvider:
         tls: UCX's transports, as in ``UCX_TLS``: ``"rc_v"``, ``"tcp"``, ``"posix,cma,self"``; default: the
             environment's or UCX's choice.
         net_devices: The cards, as in ``UCX_NET_DEVICES``: ``"mlx5_0:1"``, ``"eth0"``; default as above.
-        inflight: How many requests of one transfer UCX works on at a time, 1 to 4096.
+        inflight: How many requests of one transfer UCX works on at a time, 1 to 4096; default 64, or 16 over shared
+            memory alone.
         error_mode: Whether UCX watches over peers. ``"peer"``: yes, so that a peer's death ends transfers; over
             transports that can alone: cards, tcp, and shared memory where `tls` names nothing else. ``"none"``: no,
             which lets UCX use all. ``"auto"`` (default): yes where it can with `tls`.
@@ -156,11 +108,11 @@ class UcxProvider:
 
     def open(self, settings: Mapping[str, Any]) -> None:
         """Start a UCX worker and the thread that keeps it going."""
-        self._settings = _checked(settings)
+        self._settings = checked(settings)
         self._check_peer_memory()
         assert self._library is not None, "probe comes first"  # noqa: S101
         with self._settings.environment():
-            self._engine = Engine(self._library, self._settings.ucx(), self._settings.inflight)
+            self._engine = Engine(self._library, self._settings.ucx(), *self._settings.flow)
         self._nonce = secrets.token_bytes(16)
         self._beacon = ctypes.create_string_buffer(self._nonce, len(self._nonce))
         address = ctypes.addressof(self._beacon)
@@ -253,7 +205,7 @@ class UcxProvider:
         kept = engine.reuse(peer.address)
         while True:
             status, handle = (
-                (0, kept) if kept else engine.connect(peer.address, _ERROR_MODES.index(self._settings.error_mode))
+                (0, kept) if kept else engine.connect(peer.address, ERROR_MODES.index(self._settings.error_mode))
             )
             if handle is None:
                 raise connect_error(status, engine.text(status), timeout)
@@ -302,7 +254,7 @@ class UcxProvider:
     def nics(self) -> int | None:
         """As the settings `tls` and `net_devices` say, or the environment; None where UCX may take one or leave it."""
         names = self._settings.tls or os.environ.get("UCX_TLS", "")
-        if names and set(names.split(",")) <= _WITHOUT_CARDS:
+        if names and set(names.split(",")) <= WITHOUT_CARDS:
             return 0
         wanted = self._settings.net_devices or os.environ.get("UCX_NET_DEVICES", "all")
         here = set(verbs_devices())
@@ -333,7 +285,7 @@ class UcxProvider:
         if self._settings.peer_memory and self.nics() == 0:
             with Machine(device=self._settings.device) as machine:
                 if not machine.simulated:
-                    raise _refused(
+                    raise refused(
                         "peer_memory needs a network card that reads device memory, and none is used: without one the "
                         "CPU would have to. Name cards in tls and net_devices, or leave peer_memory out"
                     )
@@ -353,29 +305,3 @@ def _own(registered: RegisteredMemory) -> UcxMemory:
     if not isinstance(registered, UcxMemory):
         raise refusal(RequestError, {TypeError}, f"{registered!r} was not registered by this transport")
     return registered
-
-
-def _checked(settings: Mapping[str, Any]) -> Settings:
-    checked = Settings(**settings)
-    wrong = []
-    for name in ("tls", "net_devices"):
-        value = getattr(checked, name)
-        if value is not None and (not isinstance(value, str) or not value or "\0" in value):
-            wrong.append(f"{name} must be names separated by commas, not {value!r}")
-    if not isinstance(checked.inflight, int) or isinstance(checked.inflight, bool) or not 1 <= checked.inflight <= 4096:
-        wrong.append(f"inflight must be 1 to 4096, not {checked.inflight!r}")
-    if checked.error_mode not in _ERROR_MODES:
-        wrong.append(f"error_mode must be one of {', '.join(_ERROR_MODES)}, not {checked.error_mode!r}")
-    for name, least, most in (("device", 0, 2**31 - 1), ("staging_bytes", BUFFERS * mmap.PAGESIZE, 2**36)):
-        value = getattr(checked, name)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            wrong.append(f"{name} must be {least:,} to {most:,}, not {value!r}")
-    if not isinstance(checked.peer_memory, bool):
-        wrong.append(f"peer_memory must be True or False, not {checked.peer_memory!r}")
-    if wrong:
-        raise _refused("; ".join(wrong))
-    return checked
-
-
-def _refused(text: str) -> CacheError:
-    return refusal(RequestError, {ValueError}, text, operation="open", transport=TRANSPORT)

@@ -162,7 +162,7 @@ static int take_item(cfw_batch *batch, const cfw_items *items, uint64_t index, c
     if (__builtin_add_overflow(batch->bytes, item->length, &batch->bytes)) {
         return CFW_RDMA_INVALID;
     }
-    batch->requests += item->length / CFW_MAX_REQUEST + 1;
+    batch->requests += item->length / batch->max_request + 1;
     return 0;
 }
 
@@ -198,7 +198,11 @@ int cfw_batch_create(cfw_channel *channel, const cfw_items *items, cfw_batch **b
     if (batch == NULL) {
         return CFW_RDMA_NO_MEMORY;
     }
-    *batch = (cfw_batch){.channel = channel, .refs = 1, .operation = items->operation, .count = items->count};
+    *batch = (cfw_batch){.channel     = channel,
+                         .refs        = 1,
+                         .operation   = items->operation,
+                         .count       = items->count,
+                         .max_request = items->max_request > 0 ? items->max_request : CFW_MAX_REQUEST};
     cfw_engine_enter(engine);
     channel->refs++;
     status = fill_batch(batch, items, item_p);

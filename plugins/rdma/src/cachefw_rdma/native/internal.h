@@ -109,6 +109,7 @@ struct cfw_batch {
     cfw_remote **remotes; /* each once */
     uint64_t     bytes;
     uint64_t     requests; /* that it takes */
+    uint64_t     max_request;
     uint64_t     count;
     cfw_item     items[];
 };
@@ -184,7 +185,7 @@ int64_t cfw_left(const struct timespec *deadline);
 /* May wake for no reason and does not say why it woke. */
 void cfw_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, const struct timespec *deadline);
 
-/* One request of UCX. Small enough that a job can be stopped within a millisecond or two, large enough that more of them
+/* One request of UCX, unless the batch says less. Small enough that a job can be stopped within a millisecond or two, large enough that more of them
  * would not be faster. */
 #define CFW_MAX_REQUEST (4ull << 20)
 

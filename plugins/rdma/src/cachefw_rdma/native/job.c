@@ -136,8 +136,8 @@ static uint64_t ask(cfw_job *job)
                                .user_data   = op,
                                .memory_type = UCP_MEMORY_HOST};
 
-    if (size > CFW_MAX_REQUEST) {
-        size = CFW_MAX_REQUEST;
+    if (size > batch->max_request) {
+        size = batch->max_request;
     }
     op->item = job->item;
     if (size > 0) {

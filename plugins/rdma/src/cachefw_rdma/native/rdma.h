@@ -134,6 +134,7 @@ typedef struct {
     uint64_t                 count;
     uint32_t                 num_remotes;
     uint32_t                 operation;
+    uint64_t                 max_request; /* bytes that UCX is asked for at a time; 0: 4 MiB */
 } cfw_items;
 
 /* Copies everything. CFW_RDMA_OUTSIDE or CFW_RDMA_DETACHED name an item in *item_p, which is written then only. May be
