@@ -21,4 +21,4 @@ class TestTcp(TestDefault):
 @pytest.mark.parametrize("transport_settings", ["posix,cma,self"], indirect=True)
 class TestSharedMemory(TestTcp):
     def test_target_closes_first(self):
-        pytest.skip("UCX does not watch over a peer in shared memory: what runs ends when the transport closes")
+        pytest.skip("in shared memory UCX watches over the peer's process, which is this one: see test_deaths.py")

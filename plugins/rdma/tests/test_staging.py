@@ -134,7 +134,10 @@ def test_device_memory_is_read_into_and_written_from(node, device, way, peer_of,
     assert not device.get(here + size, 64).any()
     start, length = 4099, 2 * MIB + 5
     device.put(here + start, peer_module.pattern(9, start, length))
-    link.write(here + start, there["address"] + start, length)
+    link.write(here + start, there["address"] + start, length, notify=b"9")
+    # Told of it, the peer has all of it, also of what was staged.
+    assert peer.tell("notified", number=there["number"], start=start, length=length) == {"payload": "9", "same": True}
+    assert node.cache_manager.transport("rdma").remark == "SIMULATED"
     for seed, first, count in ((9, start, length), (7, 0, start), (7, start + length, size - start - length)):
         assert peer.tell("check", number=there["number"], seed=seed, start=first, length=count)["same"]
 

@@ -45,6 +45,8 @@ typedef struct {
 typedef struct endpoint {
     worker *worker;
     bool    watched;
+    void (*error_cb)(void *argument, void *ep, ucp_status status);
+    void   *error_argument;
 } endpoint;
 
 typedef struct {
@@ -263,7 +265,12 @@ void *ucp_put_nbx(void *ep, const void *buffer, size_t count, uint64_t remote, v
 
 void *ucp_ep_flush_nbx(void *ep, const ucp_request_param *param)
 {
+    endpoint *made = ep;
+
     standin.flushes++;
+    if (standin.die_at_flush) {
+        made->error_cb(made->error_argument, ep, UCP_CONNECTION_RESET);
+    }
     return start(ep, NULL, NULL, 0, param);
 }
 
@@ -282,6 +289,8 @@ ucp_status ucp_ep_create(void *handle, const ucp_ep_params *params, void **ep_p)
     ep          = calloc(1, sizeof(*ep));
     ep->worker  = handle;
     ep->watched = params->error_mode == UCP_EP_ERRORS_PEER;
+    ep->error_cb = params->error_cb;
+    ep->error_argument = params->error_argument;
     *ep_p       = ep;
     own(handle, NULL, ep);
     standin.endpoints++;

@@ -16,6 +16,7 @@ typedef struct {
     atomic_int most;       /* the most that were in flight at once */
     atomic_int flushes;
     atomic_int mapped, keys, endpoints, workers, contexts; /* how many there are */
+    atomic_int die_at_flush; /* the peer is gone when a write is flushed, which succeeds all the same */
 } standin_control;
 
 #endif

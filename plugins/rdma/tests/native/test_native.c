@@ -189,6 +189,23 @@ static void test_jobs(void)
     CHECK_EQUAL(control->flushes, 1);
     cfw_job_release(job);
 
+    /* In parts as small as the batch says. */
+    {
+        uint64_t  here = addr(made.here), there = addr(made.there), length = 1000000, failed;
+        cfw_items items = {.local = &here, .remote = &there, .length = &length, .remotes = &made.remote, .count = 1,
+                           .num_remotes = 1, .operation = CFW_READ, .max_request = 100000};
+        cfw_batch *parts = NULL;
+        uint64_t   before = control->asked;
+
+        CHECK_EQUAL(cfw_batch_create(made.channel, &items, &parts, &failed), 0);
+        job = post(parts, 4);
+        CHECK_EQUAL(result_of(job).status, 0);
+        CHECK_EQUAL(control->asked, before + 10);
+        CHECK(memcmp(made.here, made.there, length) == 0);
+        cfw_job_release(job);
+        cfw_batch_release(parts);
+    }
+
     /* A failure names the item, and ends the rest. */
     control->fail_at = 37;
     job              = post(read, 16);
@@ -239,11 +256,25 @@ static void test_jobs(void)
     cfw_job_release(job);
     control->immediate = 0;
 
-    /* Nobody holds it, and it still ends. */
-    cfw_job_release(post(read, 1000));
+    /* A write has arrived when the peer is still there after the flush, and not else. */
+    control->die_at_flush = 1;
+    job                   = post(write, 8);
+    result                = result_of(job);
+    CHECK_EQUAL(result.status, UCP_CONNECTION_RESET);
+    CHECK_EQUAL(result.item, 100);
+    cfw_job_release(job);
+    CHECK_EQUAL(cfw_job_post(read, 8, &other), UCP_CONNECTION_RESET);
+    control->die_at_flush = 0;
     cfw_batch_release(read);
     cfw_batch_release(write);
     cfw_batch_release(large);
+    free_bench(&made);
+
+    made = make_bench(CFW_ERRORS_AUTO);
+    read = make_batch(&made, CFW_READ, 65536, 1000);
+    /* Nobody holds it, and it still ends. */
+    cfw_job_release(post(read, 1000));
+    cfw_batch_release(read);
     free_bench(&made);
 }
 
