@@ -222,6 +222,13 @@ _LIST: dict[str, dict[str, str]] = {
     },
     "Transport.connect": {
         "Open the way": "test_channel_opens_again test_two_channels_at_once test_peer_is_killed",
+        "Both ends of a link": "test_two_channels_at_once test_peer_is_killed",
+        "The peer's own call": "test_channel_opens_again test_several_threads_connect_and_close",
+        "Both have returned": _RULE,
+        "A transport that is reached": "whether others can reach it, and how it tells them apart, is its own to test",
+        "Args card": "test_malformed_card_is_an_error",
+        "Args timeout": "takes a peer that is there and silent, which only its transport can be",
+        "Args session": "test_two_channels_at_once",
         "Raises BrokenError": "test_malformed_card_is_an_error",
         "Raises UnsupportedOperation": "a peer out of reach takes another machine",
         "Raises ClosedError": "test_closed_transport_registers_nothing",

@@ -12,6 +12,7 @@ from cachefw_files import store, transport
 import cachefw
 from cachefw import BlocksCacheKey, CacheDesc, DataType, Node, Placement
 from cachefw.plugins import catalogue
+from cachefw.testing.sessions import sessions
 
 DESC = CacheDesc(2, (64, 4096), DataType.DT_UINT8, Placement.HOST)
 STORE = """
@@ -164,10 +165,10 @@ def test_a_peer_on_another_host_needs_coherent_mappings(shared, monkeypatch, kin
     monkeypatch.setattr(transport, "_file_system", lambda directory: kind)
     try:
         if reached:
-            here.connect(there.card(), 1.0).close()
+            here.connect(there.card(), 1.0, sessions()[0]).close()
         else:
             with pytest.raises(cachefw.UnsupportedOperation, match="is nfs4, on which a mapping does not see"):
-                here.connect(there.card(), 1.0)
+                here.connect(there.card(), 1.0, sessions()[0])
     finally:
         here.close()
         there.close()

@@ -18,7 +18,7 @@ from cachefw.errors import (
     refusal,
 )
 from cachefw.memory import Allocation, MemoryKind, MemoryRegion
-from cachefw.transport import RegisteredMemory, Transport
+from cachefw.transport import RegisteredMemory, Session, Transport
 
 from .channel import DESCRIPTION, MAGIC, FilesChannel, broken
 from .store import NAME, Segment, Store, alive, folder_of, sweep
@@ -116,7 +116,8 @@ class FilesTransport(Transport):
         number, offset = (segment.number, segment.offset + region.address - segment.address) if segment else (0, 0)
         return DESCRIPTION.pack(MAGIC, number, offset, region.address, region.length)
 
-    def connect(self, card: bytes, timeout: float) -> FilesChannel:
+    def connect(self, card: bytes, timeout: float, session: Session) -> FilesChannel:
+        """Who may read whose files is for the file system to say; nothing else can be reached."""
         store = self._opened("connect")
         magic, token, boot = _CARD.unpack(card) if len(card) == _CARD.size else (b"", b"", b"")
         if magic != MAGIC or not token.isalnum():
