@@ -19,8 +19,11 @@ from cachefw import BlocksCacheKey, CacheDesc, DataType, Node, Placement
 from cachefw.catalog import Health
 from cachefw.cli import main
 from cachefw.doctor import exit_code, peer
+from cachefw.doctor.layouts import compare_layouts
+from cachefw.dry import DryCache
 from cachefw.links import answers
 from cachefw.links.link import Link
+from cachefw.memory import MemoryKind
 
 SECONDS = 60
 HOME = Path(cachefw.__file__).resolve().parents[1]
@@ -84,7 +87,8 @@ def test_it_fits_a_narrow_terminal(node) -> None:
     address, _ = node
     result = doctor(address, "--transport", "host")
     assert result.exit_code == 0
-    assert max(map(len, result.output.splitlines())) <= 80
+    # A path may be longer; it has to stay whole to be copied.
+    assert all(len(line) <= 80 or " " not in line.strip() for line in result.output.splitlines())
     assert "transfer.host" in result.output
     assert "host: chosen: the first here that both ends have" in result.output
     assert "cache 1: 2 tensors of 64 blocks of 4,096 bytes; keys: blocks of model 0" in result.output
@@ -97,6 +101,35 @@ def test_the_bundle_has_both_ends_without_addresses(node, tmp_path: Path) -> Non
     report = json.loads(path.read_text())
     assert report["link"]["there"]["transports"]["host"]
     assert {each["check"] for each in report["here"]} >= {"system", "plugins", "ports"}
+
+
+def test_layouts_are_compared_by_field(node, tmp_path: Path) -> None:
+    address, _ = node
+    path = tmp_path / "mine.json"
+    same = {"name": "same", "tensors": 2, "shape": [128, 16, 128], "data_type": "float16", "memory": "host"}
+    path.write_text(json.dumps({"caches": [same]}))
+    result = doctor(address, "--transport", "host", "--layout", str(path), "-v")
+    assert result.exit_code == 0
+    said = " ".join(result.output.split())
+    assert "same fits cache 1 there: 2 tensors, 4,096 bytes a row; 128 blocks here, 64 there" in said
+    other = {"name": "other", "tensors": 4, "shape": [64, 32, 128], "data_type": "float16", "memory": "host"}
+    path.write_text(json.dumps({"caches": [other]}))
+    result = doctor(address, "--transport", "host", "--layout", str(path))
+    assert result.exit_code == 2
+    said = " ".join(result.output.split())
+    assert "other differs from cache 1 there: 4 tensors here, 2 there" in said
+    assert "8,192 bytes a block here, 4,096 there, 2 times as many here" in said
+
+
+def test_layouts_of_other_sorts() -> None:
+    desc = CacheDesc(2, (8, 100), DataType.DT_INT8, Placement.HOST)
+    own = DryCache("mine", desc, (4096, 8192), MemoryKind.HOST, blocks=False)
+    (told,) = compare_layouts([own], [])
+    assert told.health is Health.NOTE
+    row = {"id": 4, "sort": "blocks", "tensors": 2, "rows": 8, "stride": 150}
+    (told,) = compare_layouts([own], [row])
+    assert told.health is Health.BROKEN
+    assert "dimension 0 counts rows here and blocks there; 100 bytes a row here, 150 there (block size" in told.found
 
 
 def test_nobody_there() -> None:

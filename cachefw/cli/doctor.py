@@ -27,6 +27,11 @@ _VERDICTS = ("healthy", "it works, with warnings", "something is broken")
 @click.command()
 @click.argument("node", required=False, metavar="[HOST:PORT]")
 @click.option("--transport", "transports", multiple=True, help="Try this one with the node; may be repeated.")
+@click.option(
+    "--layout",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Compare the caches in this file, as `cachefw plan` reads it, with those that the node publishes.",
+)
 @click.option("--port", "ports", type=click.IntRange(1, 65535), multiple=True, help="Is it free? May be repeated.")
 @click.option("--clean", is_flag=True, help="Remove files of shared memory that killed processes left behind.")
 @click.option(
@@ -46,6 +51,7 @@ _VERDICTS = ("healthy", "it works, with warnings", "something is broken")
 def doctor(
     node: str | None,
     transports: tuple[str, ...],
+    layout: Path | None,
     ports: tuple[int, ...],
     clean: bool,
     timeout: float,
@@ -62,8 +68,8 @@ def doctor(
 
     Nothing is changed but by --clean. The exit code is 0 when all is well, 1 with warnings, 2 when something is broken.
     """  # noqa: D301 - click takes the character for "leave these lines"
-    if transports and node is None:
-        raise click.UsageError("--transport is for a node: cachefw doctor HOST:PORT --transport NAME")
+    if (transports or layout) and node is None:
+        raise click.UsageError("--transport and --layout are for a node: cachefw doctor HOST:PORT --transport NAME")
     if node is not None and (ports or clean):
         raise click.UsageError("--port and --clean are for this host: leave HOST:PORT out")
     known = everything()
@@ -75,9 +81,11 @@ def doctor(
             found = clean_up(host, known.leftovers) if clean else []
             found += examine(checks, lambda check, place, count: begin(check.title, place, count))
         else:
+            from cachefw.cli.description import read
             from cachefw.doctor.peer import examine_peer
 
-            found, facts = examine_peer(node, known, transports, timeout, begin)
+            own = read(layout).caches if layout is not None else ()
+            found, facts = examine_peer(node, known, transports, timeout, begin, own)
     report = _report(node, found, facts)
     if bundle is not None:
         from cachefw.doctor.bundle import write_bundle

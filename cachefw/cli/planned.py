@@ -84,15 +84,17 @@ def show(run: DryRun, facts: dict[str, Any], *, verbose: bool) -> None:
             say(f"{number}. {text}", 2, 5)
     say()
     unsure = sum(len(step.plan.not_checked) for step in run.steps)
-    refused = sum(len(step.plan.refused) for step in run.steps)
+    refused = [finding for step in run.steps for finding in step.plan.refused]
     if refused:
-        count = "1 rule is broken" if refused == 1 else f"{refused} rules are broken"
-        verdict, colour = f"{count}; nothing would be registered", "red"
+        rules = len({finding.rule for finding in refused})
+        count = "1 rule is broken" if rules == 1 else f"{rules} rules are broken"
+        places = f", at {len(refused)} places" if len(refused) > rules else ""
+        verdict, colour = f"{count}{places}: that would not be registered", "red"
     else:
         verdict, colour = "it would be registered", "green"
     if unsure:
         verdict += f"; {unsure} not checked here"
-    click.echo(styled(verdict, colour, bold=True))
+    say(verdict, colour=colour)
 
 
 def _show_step(step: Step, run: DryRun, *, verbose: bool) -> None:
@@ -114,7 +116,8 @@ def _show_step(step: Step, run: DryRun, *, verbose: bool) -> None:
             say(f"and {len(step.joined) - _SHOWN} more", 4)
     for name, count in step.pieces.items():
         if count > len(step.joined):
-            say(f"{name} takes no region so large: the joined ones go in {count} pieces", 2, 4)
+            most = size(run.machines[name].largest_region or 0)
+            say(f"{name} takes regions of at most {most}: the joined ones go in {count} pieces", 2, 4)
     _show_rules(grouped(plan.findings), run, verbose=verbose)
 
 

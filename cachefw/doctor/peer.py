@@ -17,6 +17,8 @@ from cachefw.catalog import Diagnosis, Health
 from cachefw.config import setting
 from cachefw.diagnostics import Knowledge
 from cachefw.doctor.host import broken, headline, note, ok, unchecked, warning
+from cachefw.doctor.layouts import compare_layouts
+from cachefw.dry import DryCache
 from cachefw.errors import CacheError
 from cachefw.links.address import parse_address
 from cachefw.links.answers import facts as facts_of
@@ -44,7 +46,12 @@ class _Findings:
 
 
 def examine_peer(
-    address: str, known: Knowledge, transports: Sequence[str], timeout: float, begin: Begin
+    address: str,
+    known: Knowledge,
+    transports: Sequence[str],
+    timeout: float,
+    begin: Begin,
+    own: Sequence[DryCache] = (),
 ) -> tuple[list[Diagnosis], dict[str, Any]]:
     """Link to a node with each transport in turn, compare both ends, and move a few bytes.
 
@@ -54,6 +61,7 @@ def examine_peer(
         transports: Names of those to try, best first; empty takes the setting, then all that can be used here.
         timeout: Seconds for each step.
         begin: Told of each step.
+        own: What this end would register, to be compared with what the node publishes.
 
     Returns:
         The findings, and what both ends said, to be shown side by side.
@@ -86,6 +94,8 @@ def examine_peer(
     told.pop("stop", None)
     if "there" in told:
         _compare(told, findings)
+        for layout in compare_layouts(own, told["caches"]):
+            findings.add("peer.layout", layout)
         _chosen(order, told, reached, findings)
     return findings.found, told
 
@@ -124,7 +134,8 @@ def _try(
             ),
         )
         # Where nobody answers, or the handshake itself is refused, another transport fares no better.
-        told["stop"] = error.code in ("link.unreachable", "link.timeout", "link.protocol", "authentication")
+        first = ("link.unreachable", "link.timeout", "link.protocol", "authentication")
+        told["stop"] = error.code.startswith(first)
         return False
     return True
 

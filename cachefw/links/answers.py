@@ -7,6 +7,7 @@ versions, settings of transports, and the clock.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import platform
 import secrets
@@ -22,7 +23,7 @@ import numpy as np
 
 from cachefw import diagnostics
 from cachefw.config import setting
-from cachefw.errors import CacheError
+from cachefw.errors import BusyError, CacheError, ClosedError, TransferTimeout
 from cachefw.links.link import Link, LinkState
 from cachefw.manager import CacheManager
 from cachefw.memory import MemoryKind, aligned_empty
@@ -148,4 +149,6 @@ class Answers:
         with self._lock:
             loan = self._loans.pop(link, None)
         if loan is not None and not self._manager.closed:
-            self._manager.unregister_memory(loan.memory)
+            # What cannot be given back now, or is given back by closing, is gone when the manager closes.
+            with contextlib.suppress(BusyError, ClosedError, TransferTimeout):
+                self._manager.unregister_memory(loan.memory)
