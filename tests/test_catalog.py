@@ -331,6 +331,13 @@ def test_what_an_absent_plugin_knows_names_its_distribution(monkeypatch: pytest.
     assert "It looks like AscendCL's, which cachefw-ascendcl knows; pip install it" in said
 
 
+@pytest.mark.skipif("hccs" not in catalogue.plugins(), reason="cachefw-hccs is not installed")
+def test_a_number_that_its_owner_does_not_know_is_not_sent_elsewhere() -> None:
+    said = " ".join(explain("507898").output.split())
+    assert "'507898' looks like AscendCL's, and cachefw-ascendcl, which is installed, has no entry for it" in said
+    assert "did you mean ACL_ERROR_RT_LINK_ERROR" in " ".join(explain("ACL_ERROR_RT_LINK_EROR").output.split())
+
+
 def test_explain_lists_everything() -> None:
     listed = json.loads(explain("--list", "--json").output)
     assert {entry["name"] for entry in listed} == {entry.name for entry in KNOWN.entries}

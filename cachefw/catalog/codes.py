@@ -124,7 +124,7 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     _code(
         "registration.native",
-        "a native registration failed, and what was done before it was undone",
+        "a native registration failed and was undone, or giving memory back failed and it stays registered",
         Cause("what may be locked is too little", "raise RLIMIT_MEMLOCK", "limits.memlock"),
         Cause("the memory was unmapped meanwhile", "keep it alive for as long as it is registered"),
         Cause("the driver or device refused; `status` has its number", "`cachefw explain NUMBER`"),

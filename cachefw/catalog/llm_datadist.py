@@ -72,7 +72,10 @@ ENTRIES: tuple[Entry, ...] = (
         Cause(
             "the two ends disagree about HCCS or RoCE, TLS, or the rank table", "set both alike; compare the variables"
         ),
-        Cause("memory was not registered as the link needs it, e.g. not at a multiple of 2 MB", "cachefw plan FILE"),
+        Cause(
+            "memory was not registered as the link needs it, e.g. not at a multiple of 2 MB",
+            "check it: cachefw plan FILE",
+        ),
     ),
     _status("LLM_UNLINK_FAILED", _BASE + 10, "the link could not be closed", Cause("the peer is gone", "force=True")),
     _status("LLM_NOTIFY_PROMPT_UNLINK_FAILED", _BASE + 11, f"the prompt side could not be told{_OLD}"),

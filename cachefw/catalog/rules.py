@@ -31,7 +31,7 @@ CAUSES: dict[str, tuple[Cause, ...]] = {
     "core.limit.addresses": (
         Cause(
             "one tensor for each layer, and many layers",
-            "register the storage once with register_memory: views do not count as native regions",
+            "describe it as fewer, larger tensors where they touch, or raise Limits(addresses=...)",
         ),
     ),
     "core.limit.device_bytes": (

@@ -102,13 +102,17 @@ def _narrowed(entry: Entry, operation: str, kind: str, transport: str) -> Entry:
 
 def _unknown(known: Knowledge, what: str) -> str:
     close = near(known.entries, what)
-    others = elsewhere(what)
+    owners = {entry.owner for entry in known.entries}
+    looks = elsewhere(what)
+    others = [row for row in looks if row.owner not in owners]
     if others:
         them = " or ".join(f"{row.owner}'s, which {row.distribution} knows" for row in others)
         return f"nothing here knows {what!r}. It looks like {them}; pip install it, and ask again"
+    if looks and not close:
+        return f"{what!r} looks like {looks[0].owner}'s, and {looks[0].distribution}, which is installed, has no entry for it"
     owner, dot, _ = what.partition(".")
-    owners = {entry.name.partition(".")[0] for entry in known.entries}
-    foreign = dot and owner not in owners and not difflib.get_close_matches(owner, owners, 1, 0.7)
+    firsts = {entry.name.partition(".")[0] for entry in known.entries}
+    foreign = dot and owner not in firsts and not difflib.get_close_matches(owner, firsts, 1, 0.7)
     hint = f"a transport {owner!r} would come with cachefw-{owner}; " if foreign else ""
     more = f"did you mean {', '.join(close)}?" if close else "cachefw explain --list shows all that can be asked"
     return f"nothing is called {what!r}; {hint}{more}"

@@ -11,8 +11,14 @@ from cachefw_rdma.hixl.status import STATUSES
 from cachefw_rdma.profiles import PROFILES
 from cachefw_rdma.status import NAMES
 
+from cachefw import Node
 from cachefw.catalog import Health
+from cachefw.diagnostics import everything
+from cachefw.doctor.peer import examine_peer
+from cachefw.plugins import catalogue
 from cachefw.testing.codes import lacking_codes
+
+SECONDS = 30.0
 
 
 def test_every_status_is_explained() -> None:
@@ -61,3 +67,16 @@ def test_ports_of_cards(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
 
 def test_every_code_has_its_entry() -> None:
     assert lacking_codes(Path(cachefw_rdma.__file__).parent, cachefw_diagnostics().entries) == {}
+
+
+def test_the_doctor_moves_bytes_over_it() -> None:
+    reason = catalogue.probe("rdma").reason
+    if reason:
+        pytest.skip(reason)
+    with Node(1, listen="127.0.0.1:0", transports=["rdma"]) as node:
+        found, told = examine_peer(node.address, everything(), ["rdma"], SECONDS, lambda *_: None)
+    states = {each.check: each.health for each in found}
+    assert states["link.rdma"] is states["transfer.rdma"] is Health.OK
+    here, there = (told[end]["transports"]["rdma"]["details"] for end in ("here", "there"))
+    assert here == there
+    assert here.keys() >= {"profile", "provider", "library"}

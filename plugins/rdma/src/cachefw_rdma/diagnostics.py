@@ -94,7 +94,7 @@ _HIXL: dict[str, tuple[Cause, ...]] = {
         Cause("the port is taken", "take another", "ports", "link"),
         Cause(
             "memory does not start where the page rule wants it: 2 MiB for device memory, a page for host memory",
-            "cachefw plan FILE --profile A2 says which",
+            "check it: cachefw plan FILE --profile A2",
             "",
             "register",
         ),
