@@ -109,7 +109,8 @@ def _unknown(known: Knowledge, what: str) -> str:
         them = " or ".join(f"{row.owner}'s, which {row.distribution} knows" for row in others)
         return f"nothing here knows {what!r}. It looks like {them}; pip install it, and ask again"
     if looks and not close:
-        return f"{what!r} looks like {looks[0].owner}'s, and {looks[0].distribution}, which is installed, has no entry for it"
+        row = looks[0]
+        return f"{what!r} looks like {row.owner}'s, and {row.distribution}, which is installed, has no entry for it"
     owner, dot, _ = what.partition(".")
     firsts = {entry.name.partition(".")[0] for entry in known.entries}
     foreign = dot and owner not in firsts and not difflib.get_close_matches(owner, firsts, 1, 0.7)
