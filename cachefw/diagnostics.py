@@ -74,7 +74,12 @@ def everything() -> Knowledge:
     checks: dict[str, Check] = {}
     profiles: dict[str, tuple[MachineProfile, ...]] = {}
     leftovers: list[Leftover] = []
-    for name in sorted(catalogue.plugins()):
+    try:
+        names = sorted(catalogue.plugins())
+    except CacheError:
+        # A setting names a plugin that is not there; whoever asks for a transport is told, and so is the doctor.
+        names = []
+    for name in names:
         try:
             plugin = catalogue.get(name)
         except CacheError:
@@ -110,7 +115,7 @@ def _rules() -> tuple[Entry, ...]:
 def _settings() -> Iterable[Entry]:
     for setting in SETTINGS.values():
         shown = ",".join(setting.default) if isinstance(setting.default, tuple) else setting.default
-        text = f"default: {int(shown) if isinstance(shown, bool) else shown}"
+        text = f"default: {int(shown) if isinstance(shown, bool) else 'unset' if shown == '' else shown}"
         yield Entry(setting.variable, "setting", setting.summary, aliases=(setting.name,), text=text)
 
 

@@ -210,7 +210,7 @@ def dry_run(
         PluginError: Its plugin is broken.
     """
     plugins = _loaded(names)
-    hooks = Hooks({plugin.name: plugin.module for plugin in plugins})
+    hooks = Hooks({plugin.name: plugin.module for plugin in plugins}, policies=catalogue.policies())
     infos = [plugin.info.factory() for plugin in plugins if plugin.info is not None]
     for transport, plugin in zip(infos, plugins, strict=True):
         transport.info = plugin.info

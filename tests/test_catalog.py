@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from cachefw import catalog, errors, hookspecs
 from cachefw.catalog import Cause, Check, Diagnosis, Diagnostics, Entry, Health, elsewhere
 from cachefw.cli import main
+from cachefw.compat.llm_datadist import LLMStatusCode
 from cachefw.config import SETTINGS
 from cachefw.core_rules import CACHE_RULES, MEMORY_RULES
 from cachefw.diagnostics import everything, of
@@ -303,6 +304,12 @@ def test_explain_knows_all_of_llm_datadist() -> None:
         assert entry["name"] == str(number)
     (entry,) = json.loads(explain("LLMStatusCode.LLM_PARAM_INVALID", "--json").output)
     assert entry["name"] == "1343270917"
+
+
+def test_statuses_of_llm_datadist_are_those_of_its_module() -> None:
+    known = {entry.aliases[0]: entry.name for entry in KNOWN.entries if entry.owner == "LLM-DataDist"}
+    theirs = {status.name: str(int(status)) for status in LLMStatusCode if status.name != "LLM_SUCCESS"}
+    assert known == theirs
 
 
 @pytest.mark.parametrize(

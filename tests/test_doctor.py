@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from cachefw.diagnostics import everything
 from cachefw.doctor import Host, examine, exit_code, guards, host_checks, leftovers, machine, network, software
 from cachefw.doctor.bundle import Mask
 from cachefw.doctor.host import counted, headline, size
+from cachefw.errors import RequestError
 from cachefw.plugins import PluginState, catalogue
 
 SECONDS = 60
@@ -270,12 +272,35 @@ def test_settings_without_sense_and_variables_nobody_reads(monkeypatch: pytest.M
 
 def test_a_wanted_transport_that_is_missing_or_broken_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = catalogue.plugins()["host"]
-    bad = type(plugin)("bad", "bad-dist", "1.2", "bad", plugin.entry_point, PluginState.BROKEN, "it raised ImportError")
-    monkeypatch.setattr(type(catalogue), "plugins", lambda self: {"host": plugin, "bad": bad})
+    bad = copy.copy(plugin)
+    bad.name, bad.distribution, bad.version = "bad", "bad-dist", "1.2"
+    bad.quarantine("it raised ImportError")
+    left = copy.copy(plugin)
+    left.name, left.state, left.reason = "left", PluginState.DISABLED, "CACHEFW_DISABLE_PLUGINS names it"
+    noisy = copy.copy(plugin)
+    noisy.name, noisy.changes = "noisy", ("it installed a handler of SIGHUP",)
+    found = {"host": plugin, "bad": bad, "left": left, "noisy": noisy}
+    monkeypatch.setattr(type(catalogue), "plugins", lambda self: found)
     host = Host(environ={"CACHEFW_TRANSPORTS": "host,nowhere"})
     told = [each for each in software.plugins(host) if each.health is Health.BROKEN]
     assert [each.facts["plugin"] for each in told] == ["bad", "nowhere"]
     assert "bad of bad-dist 1.2 is broken: it raised ImportError" in told[0].found
+    said = {each.facts["plugin"]: each for each in software.plugins(host) if each.health is not Health.OK}
+    assert said["left"].health is Health.NOTE
+    assert "is left out: CACHEFW_DISABLE_PLUGINS names it" in said["left"].found
+    assert said["noisy"].health is Health.WARNING
+    assert "changed this process: it installed a handler of SIGHUP" in said["noisy"].found
+
+
+def test_a_setting_that_names_no_plugin_breaks_the_plugins_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self):
+        raise RequestError("CACHEFW_PLUGINS names 'hots', which is not installed")
+
+    monkeypatch.setattr(type(catalogue), "plugins", refuse)
+    told = only(software.plugins(Host()))
+    assert told.health is Health.BROKEN
+    assert "'hots'" in told.found
+    assert doctor().exit_code == 2
 
 
 def test_distributions_are_of_one_version_and_share_no_file(monkeypatch: pytest.MonkeyPatch) -> None:

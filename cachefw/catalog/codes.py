@@ -291,4 +291,93 @@ ENTRIES: tuple[Entry, ...] = (
             "it is YAML, and PyYAML is not installed", "pip install 'cachefw[yaml]', or write it as JSON", "packages"
         ),
     ),
+    _code(
+        "authentication.missing",
+        "one end has a secret and the other has none",
+        Cause(
+            "the variable, or the argument, is set at one end only",
+            "give both the same: Node(secret=...), or CACHEFW_SECRET_FILE",
+            "settings",
+        ),
+    ),
+    _code(
+        "authentication.open",
+        "the peer is on another host, and nothing proves who the two are",
+        Cause(
+            "neither a secret nor TLS was given, which links beyond this host demand",
+            "give both a secret or tls=, or say insecure=True on a network that you trust",
+            "settings",
+        ),
+    ),
+    _code(
+        "authentication.mismatch",
+        "what the peer sent does not fit the shared secret",
+        Cause(
+            "the two files hold different secrets, or one was changed while the other end ran",
+            "give both the same file, and start both again",
+            "settings",
+        ),
+        Cause(
+            "somebody on the way changes what is sent, or answers in the peer's place",
+            "look who listens at that address",
+        ),
+    ),
+    _code(
+        "authentication.tls",
+        "no TLS could be agreed on with the peer",
+        Cause("one end has tls= and the other has not", "give it to both", "settings"),
+        Cause(
+            "the certificate was not signed by the CA that the other end trusts, or has expired",
+            "compare CACHEFW_TLS_CA of both; see the certificate's dates",
+            "settings",
+        ),
+    ),
+    _code(
+        "busy.unsettled",
+        "the memory may still be touched by a transfer whose deadline has passed",
+        Cause(
+            "the peer hangs, and its bytes may come later",
+            "wait until that transfer has settled, or until the link has ended",
+        ),
+    ),
+    _code(
+        "not_found.memory",
+        "the range lies in no registered memory, or in several",
+        Cause(
+            "it was given back, or registered in parts",
+            "give a region as it was registered; `manager.report()` lists them",
+        ),
+    ),
+    _code(
+        "transport.disabled",
+        "a setting leaves the plugin out",
+        Cause(
+            "CACHEFW_PLUGINS names others, or CACHEFW_DISABLE_PLUGINS names it",
+            "unset them; they are for finding out which plugin is at fault",
+            "settings",
+        ),
+    ),
+    _code(
+        "staging.unsupported",
+        "the transport does not take this memory, and it cannot be copied to memory that it takes",
+        Cause(
+            "no open transport copies memory of that kind",
+            "open one that does beside it (`cachefw transports`: copy)",
+            "plugins",
+        ),
+    ),
+    _code(
+        "staging.broken",
+        "copying through the buffer of a link stopped because of a fault, not of a refusal",
+        Cause(
+            "a fault of cachefw or of a transport; the error's cause has it", "report it with `cachefw doctor --bundle`"
+        ),
+    ),
+    _code(
+        "task.broken",
+        "sending a layer stopped because of a fault, not of a refusal",
+        Cause(
+            "a fault of cachefw or of a transport; the error's cause has it", "report it with `cachefw doctor --bundle`"
+        ),
+    ),
 )

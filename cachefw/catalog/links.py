@@ -80,4 +80,12 @@ ENTRIES: tuple[Entry, ...] = (
         Cause("the peer closed it or was restarted", "link again; the reason is in the message"),
         Cause("the network failed", "`cachefw doctor HOST:PORT`", "network"),
     ),
+    _code(
+        "link.unsettled",
+        "a peer whose link has ended has not said that it is done with memory of this node",
+        Cause(
+            "its process is stopped, or the network between the two is down",
+            "wait until it runs again, or has ended; the memory is kept until then",
+        ),
+    ),
 )

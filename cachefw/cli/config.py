@@ -58,6 +58,8 @@ def config(as_json: bool) -> None:
 def _text(given: Any) -> str:
     if isinstance(given, bool):
         return str(int(given))
+    if given in ((), ""):
+        return "unset"
     return ",".join(given) if isinstance(given, tuple) else f"{given:g}" if isinstance(given, float) else str(given)
 
 

@@ -12,6 +12,7 @@ from cachefw.catalog import Diagnosis
 from cachefw.config import SETTINGS
 from cachefw.doctor.host import Host, broken, headline, note, ok, unchecked, warning
 from cachefw.doctor.variables import wrong_values, wrong_variables
+from cachefw.errors import CacheError
 from cachefw.plugins import PluginState, catalogue
 
 __all__ = ["libraries", "packages", "plugins", "settings"]
@@ -53,8 +54,15 @@ def plugins(host: Host) -> Iterable[Diagnosis]:
     wanted: tuple[str, ...] = SETTINGS["transports"].default
     text = host.environ.get(SETTINGS["transports"].variable, "")
     wanted = tuple(name.strip() for name in text.split(",") if name.strip()) or wanted
+    try:
+        installed = catalogue.plugins()
+    except CacheError as error:
+        yield broken(str(error), "no transport can be opened", "correct or unset that variable")
+        return
+    for hidden in catalogue.hidden():
+        yield warning(str(hidden), "the copy that is found first is used", "remove one of the two", plugin=hidden.name)
     caught = _caught(host)
-    for name in sorted(catalogue.plugins()):
+    for name in sorted(installed):
         plugin = catalogue.probe(name)
         facts = {"plugin": name, "distribution": plugin.distribution, "version": plugin.version}
         facts |= {"state": plugin.state.value, "remark": plugin.remark}
@@ -67,7 +75,9 @@ def plugins(host: Host) -> Iterable[Diagnosis]:
                 f"install {plugin.distribution} again, or remove it",
                 **facts,
             )
-        elif plugin.state is PluginState.UNAVAILABLE and name in wanted:
+        elif plugin.state is PluginState.DISABLED and name not in wanted:
+            yield note(f"{what} is left out: {plugin.reason}", **facts)
+        elif plugin.state in (PluginState.UNAVAILABLE, PluginState.DISABLED) and name in wanted:
             meaning = "it is named in CACHEFW_TRANSPORTS, so that a node that names no transport cannot be made"
             yield broken(f"{what} cannot be used here: {plugin.reason}", meaning, "mend that, or name another", **facts)
         elif plugin.state is PluginState.UNAVAILABLE:
@@ -75,6 +85,9 @@ def plugins(host: Host) -> Iterable[Diagnosis]:
         else:
             remark = f", {plugin.remark}" if plugin.remark else ""
             yield ok(f"{what} is {plugin.state.value}{remark}", **facts)
+        if plugin.changes:
+            text = f"importing {what} changed this process: {'; '.join(plugin.changes)}"
+            yield warning(text, "what else runs here may not expect it", "report it to the plugin's authors", **facts)
         now = _caught(host)
         if now & ~caught:
             names = ", ".join(_signal(number + 1) for number in range(64) if (now & ~caught) >> number & 1)
@@ -83,7 +96,7 @@ def plugins(host: Host) -> Iterable[Diagnosis]:
             yield note(f"loading {what} installed a handler of {names}", meaning, fix, **facts)
         caught = now
     for name in wanted:
-        if name not in catalogue.plugins():
+        if name not in installed:
             text = f"the transport {name!r} of CACHEFW_TRANSPORTS is not installed"
             yield broken(
                 text, "a node that names no transport cannot be made", f"pip install cachefw-{name}", plugin=name

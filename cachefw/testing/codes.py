@@ -15,7 +15,8 @@ __all__ = ["codes_in", "lacking_codes"]
 def _texts(node: ast.expr | None) -> Iterator[str]:
     """The texts that an expression can be; a part that is computed is ``*``."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield node.value
+        # "" is what a value without a code has.
+        yield from [node.value] if node.value else []
     elif isinstance(node, ast.JoinedStr):
         yield "".join(str(part.value) if isinstance(part, ast.Constant) else "*" for part in node.values)
     elif isinstance(node, ast.IfExp):

@@ -141,6 +141,18 @@ _CODES: dict[str, tuple[str, tuple[Cause, ...]]] = {
         "the peer publishes memory that HIXL did not tell of when it connected",
         (Cause("it was registered after the link was made", "register all memory first, then link"),),
     ),
+    "memory.device": (
+        "the range is device memory of the peer, which no network card there reads",
+        (Cause("the peer copies it through its own host memory for its own transfers alone", "have it push instead"),),
+    ),
+    "rdma.descriptors": (
+        "the process may open too few descriptors for UCX, which would abort it",
+        (Cause("the limit of open files is reached", "raise ulimit -n", "limits.files"),),
+    ),
+    "device.no_runtime": (
+        "device memory was given, and there is no AscendCL to copy it",
+        (Cause("it is not installed, or not found", "pip install 'cachefw-rdma[ascendcl]'", "ascendcl.library"),),
+    ),
     "peer.version": (
         "the two ends have different versions of the runtime, which do not understand each other",
         (Cause("different releases of UCX are installed", "install the same on both", "rdma.ucx"),),
