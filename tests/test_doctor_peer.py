@@ -132,6 +132,21 @@ def test_layouts_of_other_sorts() -> None:
     assert "dimension 0 counts rows here and blocks there; 100 bytes a row here, 150 there (block size" in told.found
 
 
+def test_a_node_with_a_secret_tells_nothing_to_who_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("a secret of at least sixteen bytes")
+    secret.chmod(0o600)
+    with Node(3, listen="127.0.0.1:0", secret=secret) as there:
+        result = doctor(there.address, "--json")
+        told = json.loads(result.output)
+        assert (result.exit_code, told["verdict"]) == (2, "broken")
+        assert told["findings"][0]["facts"]["code"] == "authentication.missing"
+        assert "link" not in told
+        monkeypatch.setenv("CACHEFW_SECRET_FILE", str(secret))
+        result = doctor(there.address, "--json", "--transport", "host")
+        assert (result.exit_code, json.loads(result.output)["verdict"]) == (0, "healthy")
+
+
 def test_nobody_there() -> None:
     result = doctor("127.0.0.1:1")
     assert result.exit_code == 2
