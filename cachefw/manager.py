@@ -32,6 +32,7 @@ from cachefw.registry import Memory, Registry
 from cachefw.remapping import Remapping
 from cachefw.rules import Limits, Plan
 from cachefw.staging import Staging
+from cachefw.suspending import Suspending
 from cachefw.tasks import Workers
 from cachefw.transport import Capability, Channel, Transport
 from cachefw.version import VERSION
@@ -41,7 +42,7 @@ __all__ = ["CacheManager"]
 _log = logging.getLogger("cachefw")
 
 
-class CacheManager(Moving, Pushing, Layerwise, LocalCopies, Allocating, Remapping):
+class CacheManager(Moving, Pushing, Layerwise, LocalCopies, Allocating, Remapping, Suspending):
     """Registers caches and memory with every open transport, all or nothing.
 
     A `Node` makes one of its own (`Node.cache_manager`); alone it registers and plans, and cannot pull.
@@ -299,7 +300,10 @@ class CacheManager(Moving, Pushing, Layerwise, LocalCopies, Allocating, Remappin
         for name, candidate in self._transports.items():
             able = Capability.ALLOCATE in candidate.info.capabilities and kind in candidate.info.kinds
             if able and transport in (None, name):
-                return candidate.allocate(int(size), kind, int(alignment), options)
+                made = candidate.allocate(int(size), kind, int(alignment), options)
+                # Caches are registered by address, so it is asked on closing what lies in it.
+                made.guard(self._registrar.owner_closing)
+                return made
         raise UnsupportedOperation(
             f"no open transport {'named ' + repr(transport) + ' ' if transport else ''}allocates {kind}; open are "
             + (", ".join(self._transports) or "none"),
@@ -373,6 +377,9 @@ class CacheManager(Moving, Pushing, Layerwise, LocalCopies, Allocating, Remappin
         if self._closed:
             return
         self._closed = True
+        report = self.report() if _log.isEnabledFor(logging.INFO) else ""
+        if report:
+            _log.info("closing, and still registered:\n%s", report)
         _open_managers.discard(self)
         self._workers.close()
         for memory, error in self._registrar.give_back_all():

@@ -25,6 +25,7 @@ __all__ = [
     "element_size",
     "is_memory",
     "owner_of",
+    "probe_of",
     "region_of",
 ]
 
@@ -112,7 +113,7 @@ class Allocation:
     Thread safety: `close` may be called from any thread and any number of times.
     """
 
-    __slots__ = ("__weakref__", "_finalizer", "address", "kind", "length")
+    __slots__ = ("__weakref__", "_finalizer", "_guards", "address", "kind", "length")
 
     def __init__(self, address: int, length: int, kind: MemoryKind, release: Callable[[], None]) -> None:
         self.address = address
@@ -122,6 +123,15 @@ class Allocation:
         # a node that is still open may be moving bytes.
         self._finalizer = weakref.finalize(self, release)
         self._finalizer.atexit = False
+        self._guards: set[weakref.WeakMethod[Callable[[Allocation], None]]] = set()
+
+    def guard(self, closing: Callable[[Allocation], None]) -> None:
+        """Have a bound method called before the memory is given back by `close`; what it raises keeps it open.
+
+        Args:
+            closing: Given the allocation. It is not kept alive, and asked once however often it is given.
+        """
+        self._guards.add(weakref.WeakMethod(closing))
 
     @property
     def closed(self) -> bool:
@@ -142,7 +152,17 @@ class Allocation:
         return {"version": 3, "typestr": "|u1", "shape": (self.length,), "data": (self.address, False)}
 
     def close(self) -> None:
-        """Give the memory back. Arrays and registrations made from it must be gone."""
+        """Give the memory back. Arrays made from it must be gone; registrations of it end up dangling.
+
+        Raises:
+            BusyError: A transfer uses the memory now; it stays open.
+            TransferTimeout: A peer that can reach the memory did not confirm that it let go; it stays open.
+        """
+        if self._finalizer.alive:
+            for guard in list(self._guards):
+                closing = guard()
+                if closing is not None:
+                    closing(self)
         self._finalizer()
 
     def __enter__(self) -> Allocation:
@@ -228,8 +248,38 @@ def is_memory(value: object) -> bool:
 
 
 def owner_of(source: object) -> object:
-    """What has to be kept alive while the memory of a source is in use; None for a bare range."""
-    return None if isinstance(source, MemoryRegion) else source
+    """What to keep, so that the source's memory stays: for a plain buffer also what keeps it from being resized.
+
+    None for a bare range.
+    """
+    if isinstance(source, MemoryRegion):
+        return None
+    if _is_tensor(source) or any(hasattr(source, name) for name in ("region", "__array_interface__", "__dlpack__")):
+        return source
+    try:
+        return memoryview(source)  # type: ignore[arg-type]
+    except TypeError:
+        return source
+
+
+def probe_of(source: object, region: MemoryRegion) -> Callable[[], bool] | None:
+    """What asks the source whether the region is still its own; None for a source that cannot tell.
+
+    A tensor's storage can be released and moved while the tensor lives on. An array's cannot while anybody else holds
+    the array, and a buffer's not while it is exported.
+    """
+    if not _is_tensor(source):
+        return None
+    tensor: Any = source
+    storage = getattr(tensor, "untyped_storage", None)
+
+    def still() -> bool:
+        if int(tensor.data_ptr()) != region.address:
+            return False
+        whole = storage() if storage is not None else None
+        return whole is None or region.end <= int(whole.data_ptr()) + int(whole.nbytes())
+
+    return still
 
 
 def element_size(source: object) -> int | None:

@@ -6,6 +6,7 @@ lock; a range is reserved before and opened to transfers after.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType
@@ -24,13 +25,15 @@ from cachefw.errors import (
     refusal,
 )
 from cachefw.hooks import Hooks
-from cachefw.memory import MemoryKind, MemoryRegion, owner_of, region_of
+from cachefw.memory import Allocation, MemoryKind, MemoryRegion, owner_of, region_of
 from cachefw.planning import Planner, refuse
 from cachefw.registry import Memory, MemoryState, Registry
 from cachefw.rules import Limits, Plan
 from cachefw.transport import Transport
 
 __all__ = ["Peers", "Registrar"]
+
+_log = logging.getLogger("cachefw")
 
 
 class Peers(Protocol):
@@ -159,6 +162,7 @@ class Registrar:
                         memory.users += 1
                 registry.add_cache(cache, tuple(held.values()), operation, tuple(owners.values()))
                 break
+        self._guard(owners.values())
         try:
             self._register_natively(operation, fresh)
         except BaseException:
@@ -207,6 +211,7 @@ class Registrar:
                     owners=[owner],
                 )
                 break
+        self._guard([owner])
         self._register_natively("register_memory", [memory])
         if remote:
             self.peers.publish([memory], [])
@@ -340,7 +345,7 @@ class Registrar:
         self._let_go("unregister_memory", before, [])
 
     def _claim(self, operation: str, memories: Sequence[Memory]) -> dict[Memory, MemoryState]:
-        leaving = [m for m in memories if m.state not in (MemoryState.LIVE, MemoryState.QUARANTINED)]
+        leaving = [m for m in memories if m.state in (MemoryState.RESERVED, MemoryState.LEAVING, MemoryState.CLOSED)]
         if leaving:
             raise BusyError(f"{leaving[0]} is being {leaving[0].state.value} by another thread", operation=operation)
         before = {memory: memory.state for memory in memories}
@@ -393,6 +398,11 @@ class Registrar:
 
     def remap(self, operation: str, memories: Sequence[Memory]) -> None:
         """Give memory back natively and register it again; see `CacheManager.remap_registered_memory`."""
+        self.suspend(operation, memories, MemoryState.SUSPENDED)
+        self.resume(operation, memories)
+
+    def suspend(self, operation: str, memories: Sequence[Memory], state: MemoryState) -> None:
+        """Take memory away from transfers, peers and transports, and keep its range; all of it or nothing."""
         with self.registry.lock:
             before = self._claim(operation, memories)
         errors = self._take_away(operation, before, [])
@@ -400,11 +410,30 @@ class Registrar:
             for memory in memories:
                 self.registry.release(memory, quarantined=True)
             self._raise_stuck(operation, errors)
+        self.registry.put(memories, state)
+
+    def resume(self, operation: str, memories: Sequence[Memory]) -> None:
+        """Register suspended memory again."""
         for memory in memories:
             # What was prepared with the old registration is not to be posted any more, here or at a peer.
             self.registry.renew(memory)
         self._register_natively(operation, memories)
         self.peers.republish(memories, [])
+
+    def _guard(self, owners: Iterable[object]) -> None:
+        for owner in owners:
+            if isinstance(owner, Allocation):
+                owner.guard(self.owner_closing)
+
+    def owner_closing(self, allocation: Allocation) -> None:
+        """An allocation is about to be closed: let go of what is registered of it, or raise and keep it open."""
+        with self.registry.lock:
+            held = list(self.registry.overlapping(allocation.address, allocation.address + allocation.length))
+        if not held:
+            return
+        self.suspend("close", [m for m in held if m.state is not MemoryState.DANGLING], MemoryState.DANGLING)
+        for memory in held:
+            _log.warning("%s is dangling: its allocation was closed before it was unregistered", memory)
 
     @staticmethod
     def _drop_users(memories: Iterable[Memory]) -> None:

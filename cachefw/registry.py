@@ -10,14 +10,14 @@ import bisect
 import enum
 import itertools
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
 from cachefw.cache import Cache
-from cachefw.memory import MemoryKind, MemoryRegion
+from cachefw.memory import MemoryKind, MemoryRegion, probe_of
 from cachefw.quarantine import Quarantine
 from cachefw.transport import RegisteredMemory
 
@@ -35,6 +35,10 @@ class MemoryState(enum.Enum):
     LEAVING = "leaving"
     #: Gone.
     CLOSED = "closed"
+    #: Its owner has released it, and will have it again: see `CacheManager.suspend`.
+    SUSPENDED = "suspended"
+    #: Its owner has released it for good: only unregistering is left.
+    DANGLING = "dangling"
     #: A native call failed half way; the range stays taken because nobody knows what still reaches it.
     QUARANTINED = "quarantined"
 
@@ -54,6 +58,7 @@ class Memory:
         registered: The native registration of each transport, by name.
         users: How many registrations and caches hold it.
         state: See `MemoryState`.
+        probe: Asks the owner whether the memory is still its own and still there; None when nobody can tell.
     """
 
     memory_id: int
@@ -66,6 +71,11 @@ class Memory:
     registered: dict[str, RegisteredMemory] = attrs.field(factory=dict)
     users: int = 1
     state: MemoryState = MemoryState.RESERVED
+    probe: Callable[[], bool] | None = None
+
+    def gone(self) -> bool:
+        """Whether the owner is known to have released or moved it."""
+        return self.probe is not None and not self.probe()
 
     def __str__(self) -> str:
         name = f"{self.label!r} " if self.label else ""
@@ -215,7 +225,16 @@ class Registry:
     ) -> list[Memory]:
         """Take ranges that a plan found free, each with its owner. The caller holds `lock` since that plan."""
         made = [
-            Memory(next(self._memory_ids), region, label, origin, shared, remote_accessible, owner)
+            Memory(
+                next(self._memory_ids),
+                region,
+                label,
+                origin,
+                shared,
+                remote_accessible,
+                owner,
+                probe=probe_of(owner, region),
+            )
             for region, owner in zip(regions, owners, strict=True)
         ]
         self._memories.update((memory.region.address, memory) for memory in made)
@@ -233,7 +252,7 @@ class Registry:
                 memory.state = MemoryState.QUARANTINED
                 return
             memory.state = MemoryState.CLOSED
-            memory.owner = None
+            memory.owner = memory.probe = None
             del self._memories[memory.region.address]
             del self._by_id[memory.memory_id]
             del self._starts[bisect.bisect_left(self._starts, memory.region.address)]
@@ -257,6 +276,13 @@ class Registry:
         with self.lock:
             for memory in memories:
                 memory.state = MemoryState.LEAVING
+            self.version += 1
+
+    def put(self, memories: Iterable[Memory], state: MemoryState) -> None:
+        """Put memory in a state in which no transfer may touch it."""
+        with self.lock:
+            for memory in memories:
+                memory.state = state
             self.version += 1
 
     def restore(self, before: Mapping[Memory, MemoryState]) -> None:

@@ -33,7 +33,7 @@ LAYERS = [
     {"pushes"},
     {"registrar"},
     {"managed", "staging"},
-    {"allocating", "layerwise", "local", "moving", "pushing", "remapping"},
+    {"allocating", "layerwise", "local", "moving", "pushing", "remapping", "suspending"},
     {"manager"},
     {"links"},
     {"node"},

@@ -8,13 +8,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from cachefw.errors import ClosedError
 from cachefw.links import pieces
 from cachefw.links.transfers import LinkTransfer, PreparedTransfer, Ranges
 from cachefw.memory import MemoryKind
 from cachefw.published import PublishedMemory
 from cachefw.quarantine import Quarantine
 from cachefw.ranges import Pieces, from_arguments
-from cachefw.registry import RangeTable, Registry
+from cachefw.registry import Memory, MemoryState, RangeTable, Registry
 from cachefw.staging import Staging
 from cachefw.transport import Channel, Operation, Prepared, Transfer
 
@@ -132,6 +133,14 @@ class Mover(Protocol):
         prepared = self.prepare(Operation.WRITE, local_addrs, remote_addrs, lengths)
         return prepared.post(wait=wait, timeout=timeout, notify=notify)
 
+    def _refuse_dangling(self, operation: Operation, memory: Memory) -> None:
+        self.registry.put([memory], MemoryState.DANGLING)
+        raise ClosedError(
+            f"{operation.value}: {memory} is dangling: its owner has released or moved it; unregister it",
+            code="closed.dangling",
+            operation=operation.value,
+        )
+
     async def transfer(
         self,
         operation: Operation,
@@ -199,6 +208,9 @@ class Mover(Protocol):
         checked = pieces.check(self, operation, wanted)
         self.refuse_held(operation, (checked.batch.local, checked.batch.remote, checked.batch.length))
         memories = tuple(self.registry.memory(number) for number in checked.local_ids)
+        for memory in memories:
+            if memory.probe is not None and memory.gone():
+                self._refuse_dangling(operation, memory)
         native: Prepared
         start, batch = self.start, checked.batch
         if all(self.transport in memory.registered for memory in memories):
