@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from cachefw.errors import (
     UnsupportedOperation,
     refusal,
 )
+from cachefw.forking import forked_error, watch
 from cachefw.hooks import Hooks
 from cachefw.layerwise import Layerwise
 from cachefw.local import LocalCopies
@@ -63,6 +65,7 @@ class CacheManager(Moving, Pushing, Layerwise, LocalCopies, Allocating, Remappin
 
     # Until everything is set up there is nothing to close.
     _closed = True
+    _inherited = False
 
     def __init__(
         self,
@@ -100,6 +103,7 @@ class CacheManager(Moving, Pushing, Layerwise, LocalCopies, Allocating, Remappin
         self._close_first: Callable[[], None] = self.close
         self._closed = False
         _open_managers.add(self)
+        watch(self)
 
     # ------------------------------------------------------------------ registration
 
@@ -395,8 +399,16 @@ class CacheManager(Moving, Pushing, Layerwise, LocalCopies, Allocating, Remappin
         self._close_first()
 
     def _check_open(self, operation: str) -> None:
+        if self._inherited:
+            raise forked_error(operation, "CacheManager")
         if self._closed:
             raise ClosedError(f"{operation}: this CacheManager is closed", operation=operation)
+
+    def forked(self) -> None:
+        """Be no more than a name, in a process that was forked: its parent goes on using what is registered."""
+        self._closed = self._inherited = True
+        _open_managers.discard(self)
+        self._registry.lock = threading.RLock()
 
     def __del__(self) -> None:
         if not self._closed:

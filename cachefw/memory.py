@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 import operator
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -113,7 +114,7 @@ class Allocation:
     Thread safety: `close` may be called from any thread and any number of times.
     """
 
-    __slots__ = ("__weakref__", "_finalizer", "_guards", "address", "kind", "length")
+    __slots__ = ("__weakref__", "_finalizer", "_guards", "_process", "address", "kind", "length")
 
     def __init__(self, address: int, length: int, kind: MemoryKind, release: Callable[[], None]) -> None:
         self.address = address
@@ -121,8 +122,9 @@ class Allocation:
         self.kind = kind
         # Not `__del__`: in a cycle of garbage what `release` needs could be collected first. Not at exit either, where
         # a node that is still open may be moving bytes.
-        self._finalizer = weakref.finalize(self, release)
+        self._finalizer = weakref.finalize(self, _release_here, os.getpid(), release)
         self._finalizer.atexit = False
+        self._process = os.getpid()
         self._guards: set[weakref.WeakMethod[Callable[[Allocation], None]]] = set()
 
     def guard(self, closing: Callable[[Allocation], None]) -> None:
@@ -159,7 +161,7 @@ class Allocation:
             TransferTimeout: A peer that can reach the memory did not confirm that it let go; it stays open.
         """
         if self._finalizer.alive:
-            for guard in list(self._guards):
+            for guard in list(self._guards if os.getpid() == self._process else ()):
                 closing = guard()
                 if closing is not None:
                     closing(self)
@@ -174,6 +176,12 @@ class Allocation:
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"at {self.address:#x}"
         return f"<Allocation of {self.length:,} bytes of {self.kind} {state}>"
+
+
+def _release_here(process: int, release: Callable[[], None]) -> None:
+    # In a process that was forked it is the parent's memory.
+    if os.getpid() == process:
+        release()
 
 
 def region_of(source: object, kind: MemoryKind | None = None, *, writable: bool = True) -> MemoryRegion:

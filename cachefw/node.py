@@ -16,6 +16,7 @@ import msgspec
 
 from cachefw.cache import as_int
 from cachefw.errors import ClosedError, RequestError, refusal
+from cachefw.forking import forked_error, watch
 from cachefw.links.address import is_loopback, parse_address
 from cachefw.links.aside import aside
 from cachefw.links.credentials import Credentials
@@ -101,7 +102,7 @@ class Node:
         tls: tuple[Any, ...] | TlsContexts | None = None,
         insecure: bool = False,
     ) -> None:
-        self._closed = True
+        self._closed, self._inherited = True, False
         self.cluster_id = _cluster_id(cluster_id)
         self._credentials = credentials = Credentials.of(secret, tls, insecure)
         #: How peers prove who they are: "secret", "tls", "secret+tls", "loopback" (not at all) or "INSECURE".
@@ -131,6 +132,7 @@ class Node:
         self.cache_manager.bind(self._hub, self.close)
         self._thread = threading.Thread(target=self._serve, name=f"cachefw-node-{self.cluster_id}", daemon=True)
         self._closed = False
+        watch(self)
         self._thread.start()
         if address is not None:
             try:
@@ -323,7 +325,16 @@ class Node:
         await self._door.close()
         await self._hub.close("its node was closed")
 
+    def forked(self) -> None:
+        """Be no more than a name, in a process that was forked: its parent goes on using the links."""
+        self._closed = self._inherited = True
+        for link in list(self._hub.links.values()):
+            link.forked()
+        self._hub.links.clear()
+
     def _check_open(self, operation: str) -> None:
+        if self._inherited:
+            raise forked_error(operation, "Node")
         if self._closed:
             raise ClosedError(f"{operation}: this Node is closed", operation=operation)
 

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = [
     {"catalog", "version"},
     {"dlpack", "errors"},
+    {"forking"},
     {"cache", "memory"},
     {"rules"},
     {"core_rules"},

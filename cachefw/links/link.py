@@ -17,6 +17,7 @@ from cachefw.errors import (
     TransferTimeout,
     refusal,
 )
+from cachefw.forking import forked_error
 from cachefw.links import messages
 from cachefw.links.mover import Mover
 from cachefw.links.table import PeerTable, check_memory, name_words
@@ -114,6 +115,8 @@ class Link(Mover):
         #: Ids of the memory that the peer may touch, as far as it has not confirmed otherwise.
         self.published: set[int] = set()
         self.wire = wire
+        #: Whether it is another process's, from which this one was forked.
+        self.inherited = False
         #: Whether the link is to close the connection; a handshake that fails has a last word to say on it.
         self.owns_wire = False
         #: Transfers that have not settled. Single operations on it are atomic.
@@ -185,6 +188,7 @@ class Link(Mover):
             TransferTimeout: The peer did not answer within `timeout` seconds (None: the setting ``link_timeout``).
             BrokenError: The peer is gone.
         """
+        self.check_up("sync")
         self._run(self.ask(messages.Sync, timeout=timeout))
 
     def inquire(self, what: str, timeout: float | None = None) -> bytes:
@@ -248,6 +252,18 @@ class Link(Mover):
 
     # ------------------------------------------------------------------ state
 
+    def forked(self) -> None:
+        """Be no more than a name, in a process that was forked: its parent goes on using the link."""
+        self.state, self.reason, self.inherited = (
+            LinkState.CLOSED,
+            "this process was forked from the one it is in",
+            True,
+        )
+        self._table = PeerTable()
+        self.quarantine = Quarantine()
+        self.draining = []
+        self.changed()
+
     def check_up(self, operation: str) -> None:
         """Raise unless the link is up.
 
@@ -257,6 +273,8 @@ class Link(Mover):
         """
         if self.state is LinkState.UP:
             return
+        if self.inherited:
+            raise forked_error(operation, "Link")
         cls = ClosedError if self.state is LinkState.CLOSED else BrokenError
         raise cls(
             f"{operation}: the link to {self.peer_name} is {self.state.value}: {self.reason}",

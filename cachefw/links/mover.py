@@ -32,6 +32,7 @@ class Mover(Protocol):
     version: int
     inflight: dict[LinkTransfer, PreparedTransfer]
     draining: list[Any]
+    inherited: bool
     quarantine: Quarantine
     start: Callable[[Prepared], Transfer]
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import collections
 import concurrent.futures
+import os
 import threading
 from collections.abc import Callable, Generator
 from typing import Any
 
 from cachefw.errors import TransferTimeout
+from cachefw.forking import forked_error
 from cachefw.links.link import Link
 from cachefw.links.transfers import LinkTransfer
 
@@ -32,6 +34,7 @@ class PendingLink:
     ) -> None:
         self.peer = peer
         self._made = made
+        self._process = os.getpid()
         self._lock = threading.Lock()
         # What waits, in the order in which it was asked for; None once it has all begun.
         self._queue: collections.deque[Callable[[], None]] | None = collections.deque()
@@ -53,6 +56,8 @@ class PendingLink:
             CacheError: What `Node.link` would have raised.
             TransferTimeout: It is not up yet.
         """
+        if os.getpid() != self._process:
+            raise forked_error("link", "PendingLink")
         try:
             return self._made.result(timeout)
         except concurrent.futures.TimeoutError:

@@ -29,6 +29,7 @@ class Way(Protocol):
     version: int
     inflight: dict[LinkTransfer, PreparedTransfer]
     draining: list[Any]
+    inherited: bool
 
     @property
     def peer_name(self) -> str: ...
@@ -93,6 +94,7 @@ class LinkTransfer(Transfer):
             TransferTimeout: It is not settled; its memory stays in use until it is.
             BrokenError: It failed; ``failed`` names the item.
         """
+        self.prepared.check_here()
         if not self._native.wait(_deadline(timeout)):
             self.prepared.hold(self)
             raise self.prepared.late(_deadline(timeout))
@@ -113,6 +115,7 @@ class LinkTransfer(Transfer):
             TransferTimeout: As for `result`.
             BrokenError: As for `result`.
         """
+        self.prepared.check_here()
         if not self._native.settled:
             loop = asyncio.get_running_loop()
             done: asyncio.Future[None] = loop.create_future()
@@ -329,6 +332,11 @@ class PreparedTransfer:
     def memories(self) -> tuple[Memory, ...]:
         """The local memory it touches."""
         return self._local
+
+    def check_here(self) -> None:
+        """Refuse to wait in a forked process for what its parent moves."""
+        if self._link.inherited:
+            self._link.check_up(self.operation.value)
 
     def touches_remote(self, memory_ids: frozenset[int]) -> bool:
         """Whether it touches memory of the peer with one of these ids."""
