@@ -15,7 +15,7 @@ import attrs
 import msgspec
 
 from cachefw.cache import as_int
-from cachefw.errors import ClosedError, RequestError, refusal
+from cachefw.errors import BrokenError, ClosedError, RequestError, refusal
 from cachefw.forking import forked_error, watch
 from cachefw.links.address import is_loopback, parse_address
 from cachefw.links.aside import aside
@@ -34,6 +34,9 @@ __all__ = ["Node", "Notification"]
 
 _Result = TypeVar("_Result")
 _log = logging.getLogger("cachefw")
+
+#: Notifications that may wait to be taken; a link that brings more is ended.
+UNREAD = 10**5
 
 
 @attrs.frozen
@@ -292,6 +295,9 @@ class Node:
         return _drain(self._notifications)
 
     def _notified(self, link: Link, payload: bytes) -> None:
+        if len(self._notifications) >= UNREAD:
+            text = f"{link.peer_name} sent a notification, and {UNREAD:,} are here already; call notifications()"
+            raise BrokenError(text, code="link.flood", peer=link.peer_name)
         self._notifications.append(Notification(link.cluster_id, payload))
 
     def _link_changed(self, link: Link) -> None:
