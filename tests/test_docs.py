@@ -28,7 +28,7 @@ from cachefw.plugins import catalogue
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted(DOCS.glob("*.md"))]
 HOOKS = [name for name in vars(hookspecs) if name.startswith("cachefw_")]
 OTHERS = {ROOT / "plugins", ROOT / "runtimes"}
 SECONDS = 60
@@ -161,6 +161,22 @@ def test_the_settings_of_plugins_have_their_rows() -> None:
         assert (variable, default) == (SETTINGS[name].variable, expected)
         assert SETTINGS[name].summary.startswith(meaning)
     assert SETTINGS["plugin_timeout"].default == 30
+
+
+def test_the_settings_of_links_have_their_rows() -> None:
+    rows = re.findall(r"^\| `(CACHEFW_\w+)` \| (.+) \| (.+) \|$", (DOCS / "links.md").read_text(), re.MULTILINE)
+    names = [
+        "link_timeout",
+        "lease",
+        "secret_file",
+        "tls_cert",
+        "tls_key",
+        "tls_ca",
+        "handshakes",
+        "handshake_failures",
+    ]
+    known = [SETTINGS[name] for name in names]
+    assert rows == [(each.variable, f"{each.default or 'none'}".removesuffix(".0"), each.summary) for each in known]
 
 
 @pytest.mark.parametrize("name", HOOKS)
