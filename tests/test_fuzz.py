@@ -32,7 +32,7 @@ INPUTS = 200
 LIMIT = 48 * 2**20
 
 SETTINGS = hypothesis.settings(
-    max_examples=INPUTS if not SECONDS else 10**7,
+    max_examples=INPUTS,
     deadline=None,
     database=None,
     derandomize=not SECONDS,
@@ -70,10 +70,15 @@ class Target:
         self.most = max(self.most, _resident())
         assert self.faults == []
 
-    def over(self) -> None:
-        """Leave a long run in time."""
-        if SECONDS and time.monotonic() - self.began > SECONDS:
-            pytest.skip("time is up")
+    def run(self, test: Any) -> None:
+        """Once, or with one seed after the other: hypothesis remembers all inputs of one run."""
+        if not SECONDS:
+            test(self)
+            return
+        number = int(time.time())
+        while time.monotonic() - self.began < SECONDS:
+            hypothesis.seed(number)(test)(self)
+            number += 1
 
 
 @pytest.fixture
@@ -152,7 +157,6 @@ _frames = st.one_of(
     preamble=st.one_of(st.just(messages.PREAMBLE), st.binary(max_size=40)), frames=st.lists(_frames, max_size=4)
 )
 def _strangers(target: Target, preamble: bytes, frames: list[bytes]) -> None:
-    target.over()
     with target.connect() as stranger:
         with contextlib.suppress(ConnectionError):
             stranger.sendall(preamble + b"".join(frames))
@@ -162,7 +166,7 @@ def _strangers(target: Target, preamble: bytes, frames: list[bytes]) -> None:
 
 
 def test_t25_strangers_get_nowhere(target: Target) -> None:
-    _strangers(target)
+    target.run(_strangers)
 
 
 # ---------------------------------------------------------------------- half way through the handshake
@@ -230,7 +234,6 @@ class Dialler:
     tail=st.lists(_frames, max_size=2),
 )
 def _half_way(target: Target, steps: list[Any], tail: list[bytes]) -> None:
-    target.over()
     dialler = Dialler(target)
     with dialler.socket:
         try:
@@ -245,7 +248,7 @@ def _half_way(target: Target, steps: list[Any], tail: list[bytes]) -> None:
 
 
 def test_t25_half_a_handshake_gets_nowhere(target: Target) -> None:
-    _half_way(target)
+    target.run(_half_way)
 
 
 # ---------------------------------------------------------------------- linked peers
@@ -289,7 +292,6 @@ _messages = st.one_of(
 @SETTINGS
 @hypothesis.given(said=st.lists(st.one_of(_messages.map(messages.encode), _frames), max_size=12))
 def _peers(target: Target, said: list[bytes]) -> None:
-    target.over()
     dialler = Dialler(target, 1000 + target.inputs)
     with dialler.socket:
         dialler.link(target.friend.cache_manager.transport("memory").card())
@@ -305,7 +307,7 @@ def _peers(target: Target, said: list[bytes]) -> None:
 
 
 def test_t25_linked_peers_harm_themselves_alone(target: Target) -> None:
-    _peers(target)
+    target.run(_peers)
 
 
 def test_a_peer_that_floods_is_let_go(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
