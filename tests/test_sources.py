@@ -17,6 +17,7 @@ from cachefw import (
     DataType,
     MemoryKind,
     MemoryRegion,
+    Operation,
     Placement,
     RegistrationError,
     RequestError,
@@ -251,7 +252,7 @@ def test_tensors_are_kept_until_the_transfer_is_over(ends):
     link, here, there = ends
     view = here.view()
     gone = weakref.ref(view)
-    prepared = link.prepare(_read(), view, there.ctypes.data)
+    prepared = link.prepare(Operation.READ, view, there.ctypes.data)
     del view
     gc.collect()
     assert gone() is not None
@@ -259,12 +260,6 @@ def test_tensors_are_kept_until_the_transfer_is_over(ends):
     del prepared
     gc.collect()
     assert gone() is None
-
-
-def _read():
-    from cachefw import Operation
-
-    return Operation.READ
 
 
 @pytest.mark.parametrize(
@@ -311,7 +306,9 @@ def test_a_tensor_without_storage_is_refused():
 
 
 @pytest.fixture
-def torch():
+def torch(monkeypatch):
+    # Of no further device: these tests are about the tensors of torch itself.
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     return pytest.importorskip("torch")
 
 
