@@ -1,4 +1,4 @@
-"""The calls of a CacheManager that make caches in memory of its own, and that take names away."""
+"""The calls of a CacheManager that make memory, and caches in it, and that take names away."""
 
 from __future__ import annotations
 
@@ -8,11 +8,19 @@ from typing import Any
 import attrs
 
 from cachefw.cache import BlocksCacheKey, Cache, CacheDesc, CacheKey, Placement, as_int
-from cachefw.errors import CacheError, NotFoundError, RegistrationError, RequestError, refusal
+from cachefw.errors import (
+    CacheError,
+    NotFoundError,
+    RegistrationError,
+    RequestError,
+    UnsupportedOperation,
+    refusal,
+)
 from cachefw.managed import Managed
 from cachefw.memory import Allocation, MemoryKind
 from cachefw.planning import refuse
 from cachefw.pools import Pool
+from cachefw.transport import Capability
 
 __all__ = ["Allocating"]
 
@@ -22,15 +30,66 @@ _CALLS = ("allocate_cache", "allocate_blocks_cache")
 
 
 class Allocating(Managed):
-    """The part of `cachefw.CacheManager` that makes caches in memory of its own."""
+    """The part of `cachefw.CacheManager` that makes memory, and caches in it."""
 
     #: What `reserve` took, and which part of it each cache has, by its id.
     _pools: list[Pool]
     _parts: dict[int, tuple[Pool, int, int]]
 
-    def allocate(self, size: int, kind: MemoryKind = MemoryKind.HOST) -> Allocation:
-        """Make memory; see `CacheManager.allocate`."""
-        raise NotImplementedError
+    def allocate(
+        self,
+        size: int,
+        kind: MemoryKind = MemoryKind.HOST,
+        alignment: int = 4096,
+        *,
+        transport: str | None = None,
+        **options: Any,
+    ) -> Allocation:
+        """Make memory that a transport moves best; register it like any other.
+
+        Args:
+            size: Bytes, at least 1.
+            kind: What memory.
+            alignment: A power of two.
+            transport: Whose; None takes the first open one that allocates this kind.
+            **options: The transport's own wishes.
+
+        Returns:
+            The allocation; ``np.asarray(allocation)`` is its bytes, for host memory.
+
+        Raises:
+            RequestError: Also a `TypeError` or `ValueError`: a size or alignment that makes no sense.
+            UnsupportedOperation: No open transport allocates this kind.
+            OutOfMemoryError: There is not enough.
+        """
+        self._check_open("allocate")
+        if not isinstance(kind, MemoryKind):
+            builtin: type[Exception] = TypeError if kind is not None else AttributeError
+            raise refusal(RequestError, {builtin}, f"kind must be a MemoryKind, not {kind!r}", operation="allocate")
+        for name, value in (("size", size), ("alignment", alignment)):
+            number = as_int(value)
+            if number is None or number < 1:
+                builtin = (TypeError if value is not None else AttributeError) if number is None else ValueError
+                raise refusal(
+                    RequestError, {builtin}, f"{name} must be an int of at least 1, not {value!r}", operation="allocate"
+                )
+        if alignment & (alignment - 1):
+            raise refusal(
+                RequestError, {ValueError}, f"alignment must be a power of two, not {alignment}", operation="allocate"
+            )
+        for name, candidate in self._transports.items():
+            able = Capability.ALLOCATE in candidate.info.capabilities and kind in candidate.info.kinds
+            if able and transport in (None, name):
+                made = candidate.allocate(int(size), kind, int(alignment), options)
+                # Caches are registered by address, so it is asked on closing what lies in it.
+                made.guard(self._registrar.owner_closing)
+                return made
+        raise UnsupportedOperation(
+            f"no open transport {'named ' + repr(transport) + ' ' if transport else ''}allocates {kind}; open are "
+            + (", ".join(self._transports) or "none"),
+            operation="allocate",
+            transport=transport,
+        )
 
     def allocate_cache(self, cache_desc: CacheDesc, cache_keys: Sequence[CacheKey] = ()) -> Cache:
         """Make a contiguous cache in memory that the best open transport for its placement moves best.

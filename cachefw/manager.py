@@ -11,20 +11,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from cachefw.allocating import Allocating
-from cachefw.cache import BlocksCacheKey, Cache, CacheDesc, CacheKey, as_int
+from cachefw.cache import BlocksCacheKey, Cache, CacheDesc, CacheKey
 from cachefw.config import setting
 from cachefw.copying import Copier
 from cachefw.errors import (
     ClosedError,
     RequestError,
-    UnsupportedOperation,
     refusal,
 )
 from cachefw.forking import forked_error, watch
 from cachefw.hooks import Hooks
 from cachefw.layerwise import Layerwise
 from cachefw.local import LocalCopies
-from cachefw.memory import Allocation, MemoryKind
+from cachefw.memory import MemoryKind
 from cachefw.moving import Moving
 from cachefw.plugins import Plugin, catalogue, open_transports
 from cachefw.pools import Pool
@@ -36,7 +35,7 @@ from cachefw.rules import Limits, Plan
 from cachefw.staging import Staging
 from cachefw.suspending import Suspending
 from cachefw.tasks import Workers
-from cachefw.transport import Capability, Channel, Transport
+from cachefw.transport import Channel, Transport
 from cachefw.version import VERSION
 
 __all__ = ["CacheManager"]
@@ -257,63 +256,6 @@ class CacheManager(Moving, Pushing, Layerwise, LocalCopies, Allocating, Remappin
         """
         self._check_open("unregister_memory")
         self._registrar.unregister_memory(memory)
-
-    # ------------------------------------------------------------------ memory of our own
-
-    def allocate(
-        self,
-        size: int,
-        kind: MemoryKind = MemoryKind.HOST,
-        alignment: int = 4096,
-        *,
-        transport: str | None = None,
-        **options: Any,
-    ) -> Allocation:
-        """Make memory that a transport moves best; register it like any other.
-
-        Args:
-            size: Bytes, at least 1.
-            kind: What memory.
-            alignment: A power of two.
-            transport: Whose; None takes the first open one that allocates this kind.
-            **options: The transport's own wishes.
-
-        Returns:
-            The allocation; ``np.asarray(allocation)`` is its bytes, for host memory.
-
-        Raises:
-            RequestError: Also a `TypeError` or `ValueError`: a size or alignment that makes no sense.
-            UnsupportedOperation: No open transport allocates this kind.
-            OutOfMemoryError: There is not enough.
-        """
-        self._check_open("allocate")
-        if not isinstance(kind, MemoryKind):
-            builtin: type[Exception] = TypeError if kind is not None else AttributeError
-            raise refusal(RequestError, {builtin}, f"kind must be a MemoryKind, not {kind!r}", operation="allocate")
-        for name, value in (("size", size), ("alignment", alignment)):
-            number = as_int(value)
-            if number is None or number < 1:
-                builtin = (TypeError if value is not None else AttributeError) if number is None else ValueError
-                raise refusal(
-                    RequestError, {builtin}, f"{name} must be an int of at least 1, not {value!r}", operation="allocate"
-                )
-        if alignment & (alignment - 1):
-            raise refusal(
-                RequestError, {ValueError}, f"alignment must be a power of two, not {alignment}", operation="allocate"
-            )
-        for name, candidate in self._transports.items():
-            able = Capability.ALLOCATE in candidate.info.capabilities and kind in candidate.info.kinds
-            if able and transport in (None, name):
-                made = candidate.allocate(int(size), kind, int(alignment), options)
-                # Caches are registered by address, so it is asked on closing what lies in it.
-                made.guard(self._registrar.owner_closing)
-                return made
-        raise UnsupportedOperation(
-            f"no open transport {'named ' + repr(transport) + ' ' if transport else ''}allocates {kind}; open are "
-            + (", ".join(self._transports) or "none"),
-            operation="allocate",
-            transport=transport,
-        )
 
     # ------------------------------------------------------------------ looking, closing
 

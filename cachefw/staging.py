@@ -23,7 +23,7 @@ from cachefw.memory import MemoryKind, aligned_empty
 from cachefw.ranges import Pieces
 from cachefw.registrar import Registrar
 from cachefw.registry import Memory
-from cachefw.transport import Batch, Channel, Operation, Prepared, Transfer, Transport, call_back
+from cachefw.transport import Batch, Capability, Channel, Operation, Prepared, Transfer, Transport, call_back
 
 __all__ = ["Staging"]
 
@@ -294,6 +294,15 @@ class Staging:
             if self._closed:
                 raise ClosedError("this channel is closed", operation="prepare", transport=self._transport.info.name)
             kind = self._kind(read, on_device)
+            name = self._transport.info.name
+            if Capability.LATE_REGISTRATION not in self._transport.info.capabilities:
+                raise UnsupportedOperation(
+                    f"transport {name!r} of this link cannot register a buffer for memory that it does not take once a "
+                    "link exists (no Capability.LATE_REGISTRATION)",
+                    code="staging.unsupported",
+                    operation=operation.value,
+                    transport=name,
+                )
             size = int(setting("staging"))
             try:
                 source = self._allocate(size, kind)
@@ -301,8 +310,7 @@ class Staging:
                 if kind is not MemoryKind.HOST:
                     raise
                 source = aligned_empty(size, 4096)
-            label = f"staging for {self._transport.info.name}"
-            self._memory = self._registrar.register_memory(source, None, False, label, adopt=False)
+            self._memory = self._registrar.register_memory(source, None, False, f"staging for {name}", adopt=False)
             return self._memory
 
     def _kind(self, read: bool, on_device: Flags) -> MemoryKind:

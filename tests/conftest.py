@@ -25,6 +25,7 @@ MEMORY_PLUGIN = """
     from cachefw.hookspecs import hookimpl
     from cachefw.memory import MemoryKind
     from cachefw.testing import MemoryTransport
+    from cachefw.transport import Capability
 
     @hookimpl
     def cachefw_transports():

@@ -50,7 +50,7 @@ def linked(kinds, leaves_nothing):
     """Makes linked nodes; the first transport that both name is the link's."""
     with contextlib.ExitStack() as stack:
 
-        def make(here, there=None, **before):
+        def make(here, there=None):
             one = stack.enter_context(Node(1, transports=here))
             two = stack.enter_context(Node(2, "127.0.0.1:0", transports=there or here))
             return one, two
@@ -271,12 +271,6 @@ def test_cancelling_drops_what_has_not_begun(staged):
 
 def test_what_nobody_copies_is_refused_with_words(site, linked):
     site.install_memory("mute", "[MemoryKind.DEVICE], capabilities=~Capability.COPY")
-    site.path.joinpath("plugin_mute.py").write_text(
-        "from cachefw.hookspecs import hookimpl\nfrom cachefw.memory import MemoryKind\n"
-        "from cachefw.testing import MemoryTransport\nfrom cachefw.transport import Capability\n\n@hookimpl\n"
-        "def cachefw_transports():\n"
-        "    yield MemoryTransport.info_named('mute', ~Capability.COPY, [MemoryKind.DEVICE])\n"
-    )
     one, two = linked(["near", "mute"], ["near"])
     device, source = one.cache_manager.allocate(64, MemoryKind.DEVICE), np.ones(64, np.uint8)
     two.cache_manager.register_memory(source, remote_accessible=True)
@@ -288,6 +282,16 @@ def test_what_nobody_copies_is_refused_with_words(site, linked):
         assert caught.value.transport == "near"
     assert len(one.cache_manager.memories) == 1
     assert source.all()
+
+
+def test_a_transport_that_registers_nothing_late_has_no_buffer(site, linked):
+    site.install_memory("early", "[MemoryKind.HOST], capabilities=~Capability.LATE_REGISTRATION")
+    one, two = linked(["early", "far"])
+    device, source = one.cache_manager.allocate(64, MemoryKind.DEVICE), np.ones(64, np.uint8)
+    two.cache_manager.register_memory(source, remote_accessible=True)
+    one.cache_manager.register_memory(device)
+    with pytest.raises(UnsupportedOperation, match=r"no Capability\.LATE_REGISTRATION"):
+        one.link(two.address).read(device, source.ctypes.data)
 
 
 def test_memory_of_the_peer_that_the_link_does_not_take_is_named(linked):
