@@ -98,6 +98,12 @@ ENTRIES: tuple[Entry, ...] = (
         Cause("it was unregistered", "ask `link.caches` for what there is now"),
     ),
     _code(
+        "not_found.memory",
+        "a range does not lie in one registered region",
+        Cause("the memory was not registered, or given back", "`manager.memories` lists what is registered"),
+        Cause("the range reaches over the end of its region", "give parts of one region each"),
+    ),
+    _code(
         "not_found.layer",
         "a layer number lies beyond the cache",
         Cause("the two ends split the layers otherwise (pipeline parallelism)", "compare num_tensors of both caches"),
@@ -356,6 +362,21 @@ ENTRIES: tuple[Entry, ...] = (
             "unset them; they are for finding out which plugin is at fault",
             "settings",
         ),
+    ),
+    _code(
+        "task.layer",
+        "the layer synchronizer said that a layer failed, which ended the transfer",
+        Cause("the computation of that layer failed or was given up", "look at what computes it; send the cache again"),
+    ),
+    _code(
+        "task.synchronizer",
+        "the layer synchronizer raised, which ended the transfer",
+        Cause("its exception is the `__cause__` of the error", "correct the synchronizer"),
+    ),
+    _code(
+        "task.closed",
+        "the manager was closed before the last layer was sent",
+        Cause("a node or manager was closed while a task ran", "call `synchronize()` of the task first"),
     ),
     _code(
         "staging.unsupported",

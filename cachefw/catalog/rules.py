@@ -11,8 +11,15 @@ CAUSES: dict[str, tuple[Cause, ...]] = {
         Cause("keys and values count as two tensors, and one of them was left out", "give one address for each tensor"),
     ),
     "core.address": (
-        Cause("the tensor's object was given instead of its address", "give tensor.data_ptr(), or array.ctypes.data"),
+        Cause("an address was taken from what has no memory of its own", "give the tensor, or tensor.data_ptr()"),
         Cause("the tensor is empty or on a device without storage ('meta')", "allocate it first"),
+    ),
+    "core.source": (
+        Cause(
+            "a slice or a transposed view was given: its bytes are not one run",
+            "give the tensor that it is a view of, or register that with register_memory",
+        ),
+        Cause("the shape or the data_type of cache_desc is another tensor's", "compare both with the tensor"),
     ),
     "core.size": (
         Cause(
