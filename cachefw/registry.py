@@ -221,7 +221,7 @@ class Registry:
         origin: str,
         shared: bool,
         remote_accessible: bool,
-        owners: Sequence[object],
+        owners: Sequence[object] | None = None,
     ) -> list[Memory]:
         """Take ranges that a plan found free, each with its owner. The caller holds `lock` since that plan."""
         made = [
@@ -235,7 +235,7 @@ class Registry:
                 owner,
                 probe=probe_of(owner, region),
             )
-            for region, owner in zip(regions, owners, strict=True)
+            for region, owner in zip(regions, owners or [None] * len(regions), strict=True)
         ]
         self._memories.update((memory.region.address, memory) for memory in made)
         self._by_id.update((memory.memory_id, memory) for memory in made)

@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import numpy as np
@@ -25,7 +25,7 @@ from cachefw.registrar import Registrar
 from cachefw.registry import Memory
 from cachefw.transport import Batch, Capability, Channel, Operation, Prepared, Transfer, Transport, call_back
 
-__all__ = ["Staging"]
+__all__ = ["Detour", "Staging"]
 
 _log = logging.getLogger("cachefw")
 _NONE = np.zeros(0, np.uint64)
@@ -169,6 +169,19 @@ class StagedTransfer(Transfer):
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             call_back(callback, self)
+
+
+class Detour(Protocol):
+    """How a link moves memory that its transport does not take; see `Staging`."""
+
+    def prepare(self, operation: Operation, batch: Batch, on_device: Flags) -> Prepared:
+        """Turn a batch into what `post` takes."""
+
+    def post(self, prepared: Prepared) -> Transfer:
+        """Begin it."""
+
+    def close(self) -> None:
+        """Give everything back."""
 
 
 class Staging:

@@ -24,7 +24,6 @@ def reserve(registry, ranges, *, shared=True):
         origin="here",
         shared=shared,
         remote_accessible=False,
-        owners=[None] * len(ranges),
     )
 
 

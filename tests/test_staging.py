@@ -26,6 +26,7 @@ from cachefw import (
     TransferCancelled,
     TransferWithCacheKeyConfig,
     UnsupportedOperation,
+    hookimpl,
 )
 
 ROOM = 128 * 1024
@@ -190,6 +191,27 @@ def test_posts_that_nobody_waits_for_go_one_after_the_other(linked):
     link.sync()
     assert [note.payload for note in two.notifications()] == [b"%d" % i for i in range(8)]
     assert len(one.completed()) == 8
+
+
+def test_an_observer_is_told_of_the_whole_and_not_of_the_chunks(kinds, leaves_nothing):
+    told = []
+
+    class Observer:
+        @hookimpl
+        def cachefw_transfer_finished(self, report):
+            told.append(report)
+
+    with (
+        Node(1, transports=["near", "far"], plugins=[Observer()]) as one,
+        Node(2, "127.0.0.1:0", transports=["near"]) as two,
+    ):
+        device, source = one.cache_manager.allocate(3 * ROOM, MemoryKind.DEVICE), np.ones(3 * ROOM, np.uint8)
+        two.cache_manager.register_memory(source, remote_accessible=True)
+        one.cache_manager.register_memory(device)
+        one.link(two.address).read(device, source.ctypes.data)
+        assert view(device.address, 3 * ROOM).all()
+    (report,) = told
+    assert (report.path, report.nbytes, report.pieces, report.outcome) == ("staged+inline", 3 * ROOM, 1, "done")
 
 
 # ---------------------------------------------------------------------- what fails, and ends

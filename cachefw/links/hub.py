@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -22,7 +23,7 @@ from cachefw.links.wire import Wire
 from cachefw.manager import CacheManager
 from cachefw.published import PublishedCache, PublishedMemory
 from cachefw.registry import Memory, MemoryState
-from cachefw.staging import Staging
+from cachefw.staging import Detour
 from cachefw.transport import Channel
 
 __all__ = ["Hub"]
@@ -235,9 +236,10 @@ class Hub:
             self._parting.discard(link)
             await link.wire.closed()
 
-    def staging(self, transport: str, channel: Channel) -> Staging:
-        """What moves memory over a channel that its transport does not take."""
-        return self.manager.staging(transport, channel)
+    def detour(self, transport: str, channel: Channel) -> Detour:
+        """How memory is moved over a channel that its transport does not take."""
+        make = functools.partial(self.manager.staging, transport)
+        return channel.around(make) if isinstance(channel, ObservedChannel) else make(channel)
 
     async def unlink(self, link: Link, reason: str) -> None:
         """Close one link on purpose, and wait until the peer's end is down too, unless the peer does not answer."""

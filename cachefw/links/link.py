@@ -26,7 +26,7 @@ from cachefw.links.wire import Wire
 from cachefw.published import PublishedCache, PublishedMemory
 from cachefw.quarantine import Quarantine
 from cachefw.registry import RangeTable, Registry
-from cachefw.staging import Staging
+from cachefw.staging import Detour
 from cachefw.transport import Channel, Operation
 
 __all__ = ["Link", "LinkState"]
@@ -48,7 +48,7 @@ class LinkOwner(Protocol):
     registry: Registry
     loop: asyncio.AbstractEventLoop
 
-    def staging(self, transport: str, channel: Channel) -> Staging:
+    def detour(self, transport: str, channel: Channel) -> Detour:
         """What moves memory over the channel that the transport does not take."""
 
     def link_ended(self, link: Link) -> None:
@@ -122,7 +122,7 @@ class Link(Mover):
         #: Transfers that have not settled. Single operations on it are atomic.
         self.inflight: dict[LinkTransfer, PreparedTransfer] = {}
         self._owner = owner
-        self.staging = owner.staging(transport, channel)
+        self.staging = owner.detour(transport, channel)
         self._table = PeerTable()
         self._serials = itertools.count(1)
         self._answers: dict[int, asyncio.Future[Any]] = {}

@@ -8,9 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from cachefw.copying import Flags
 from cachefw.errors import CacheError, TransferCancelled
 from cachefw.memory import MemoryRegion
 from cachefw.reports import TransferReport
+from cachefw.staging import Detour
 from cachefw.transport import Batch, Channel, Operation, Prepared, Transfer
 
 __all__ = ["ObservedChannel", "Report"]
@@ -71,10 +73,17 @@ class ObservedChannel(Channel):
 
     def post(self, prepared: Prepared) -> Transfer:
         """As `Channel.post`."""
+        return self._post(self._channel.post, prepared)
+
+    def around(self, make: Callable[[Channel], Detour]) -> Detour:
+        """A detour over the transport's own channel that reports each of its transfers as one, not its parts."""
+        return _ObservedDetour(make(self._channel), self._post)
+
+    def _post(self, start: Callable[[Prepared], Transfer], prepared: Prepared) -> Transfer:
         assert isinstance(prepared, _ObservedPrepared)  # noqa: S101 - the link posts only what it prepared here
         began = time.perf_counter()
         try:
-            transfer = self._channel.post(prepared.native)
+            transfer = start(prepared.native)
         except CacheError as error:
             self._told(prepared, began, prepared.path, error)
             raise
@@ -95,3 +104,18 @@ class ObservedChannel(Channel):
                 "" if error is None else error.code,
             )
         )
+
+
+class _ObservedDetour:
+    def __init__(self, detour: Detour, post: Callable[[Callable[[Prepared], Transfer], Prepared], Transfer]) -> None:
+        self._detour = detour
+        self._post = post
+
+    def prepare(self, operation: Operation, batch: Batch, on_device: Flags) -> Prepared:
+        return _ObservedPrepared(self._detour.prepare(operation, batch, on_device), operation, len(batch))
+
+    def post(self, prepared: Prepared) -> Transfer:
+        return self._post(self._detour.post, prepared)
+
+    def close(self) -> None:
+        self._detour.close()
