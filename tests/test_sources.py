@@ -305,11 +305,14 @@ def test_a_tensor_without_storage_is_refused():
 # ---------------------------------------------------------------------- torch
 
 
-@pytest.fixture
-def torch(monkeypatch):
-    # Of no further device: these tests are about the tensors of torch itself.
-    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-    return pytest.importorskip("torch")
+@pytest.fixture(scope="session")
+def torch():
+    """Loaded before anything is counted, and without further devices: these tests are about torch's own tensors."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+        module = pytest.importorskip("torch")
+    module.equal(*[module.randn(64, 64).to(module.bfloat16) for _ in range(2)])
+    return module
 
 
 def test_torch_tensors_are_registered_and_kept(nodes, torch):
