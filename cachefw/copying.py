@@ -13,7 +13,7 @@ from cachefw.errors import CacheError, RequestError, UnsupportedOperation, refus
 from cachefw.memory import MemoryKind, MemoryRegion, region_of
 from cachefw.quarantine import Quarantine
 from cachefw.ranges import refuse_feedback, refuse_overlap
-from cachefw.registry import Registry
+from cachefw.registry import Memory, Registry
 from cachefw.transport import Batch, Capability, Transport
 
 __all__ = ["Copier", "LocalCopy", "copy_of"]
@@ -111,8 +111,8 @@ class Copier:
                 raise
 
 
-def copy_of(registry: Registry, dst: Any, src: Any) -> LocalCopy:
-    """What a copy between named ranges is.
+def copy_of(registry: Registry, dst: Any, src: Any) -> tuple[LocalCopy, list[Memory]]:
+    """What a copy between named ranges is, and the registered memory that it names without owning it.
 
     Args:
         registry: A `MemoryRegion` among the ranges has to lie in memory that is registered here.
@@ -126,7 +126,8 @@ def copy_of(registry: Registry, dst: Any, src: Any) -> LocalCopy:
     targets, sources = (item if isinstance(item, (list, tuple)) else [item] for item in (dst, src))
     if len(targets) != len(sources) or not targets:
         raise _bad(f"{len(targets)} places to copy to and {len(sources)} to copy from; give as many, and at least one")
-    into, out_of = _regions(registry, "dst", targets), _regions(registry, "src", sources)
+    used: set[int] = set()
+    into, out_of = _regions(registry, "dst", targets, used), _regions(registry, "src", sources, used)
     for index, (to, of) in enumerate(zip(into, out_of, strict=True)):
         if to.length != of.length:
             raise _bad(f"piece {index}: {of.length:,} bytes do not fill {to.length:,}; give ranges of one length")
@@ -134,10 +135,11 @@ def copy_of(registry: Registry, dst: Any, src: Any) -> LocalCopy:
     length = np.array([region.length for region in into], np.uint64)
     remote = np.array([region.address for region in out_of], np.uint64)
     devices = [np.array([region.kind is MemoryKind.DEVICE for region in side], np.bool_) for side in (into, out_of)]
-    return LocalCopy(Batch(local, remote, length, np.zeros(0, np.uint64)), *devices).checked("copy")
+    copy = LocalCopy(Batch(local, remote, length, np.zeros(0, np.uint64)), *devices).checked("copy")
+    return copy, [registry.memory(number) for number in used]
 
 
-def _regions(registry: Registry, side: str, sources: Sequence[Any]) -> list[MemoryRegion]:
+def _regions(registry: Registry, side: str, sources: Sequence[Any], used: set[int]) -> list[MemoryRegion]:
     regions = [region_of(source, writable=side == "dst") for source in sources]
     bare = [index for index, source in enumerate(sources) if isinstance(source, MemoryRegion)]
     if bare:
@@ -148,6 +150,7 @@ def _regions(registry: Registry, side: str, sources: Sequence[Any]) -> list[Memo
         if first >= 0:
             region = regions[bare[first]]
             raise _bad(f"{side} {bare[first]}: {region} is not in registered memory; give its owner, or register it")
+        used.update(ids.tolist())
         for index, number in zip(bare, ids.tolist(), strict=True):
             regions[index] = attrs.evolve(regions[index], kind=registry.memory(number).region.kind)
     return regions

@@ -36,7 +36,9 @@ class LocalCopies(Managed):
             BrokenError: The runtime failed; ``failed`` names the piece.
         """
         self._check_open("copy")
-        self._copier.run(copy_of(self._registry, dst, src), transport)
+        copy, memories = copy_of(self._registry, dst, src)
+        with self._registry.using(memories, "copy"):
+            self._copier.run(copy, transport)
 
     def copy_cache(
         self,
@@ -180,7 +182,10 @@ class LocalCopies(Managed):
         joined, _ = layout.join(pieces)
         batch = Batch(joined.local, joined.remote, joined.length, np.zeros(0, np.uint64))
         copy = LocalCopy(batch, *(cache.cache_desc.placement is Placement.DEVICE for cache in (dst, src)))
-        self._copier.run(copy.checked(operation))
+        held = self._registry.cache_memory
+        memories = {memory for cache in (dst, src) for memory in held.get(cache.cache_id, ())}
+        with self._registry.using(list(memories), operation):
+            self._copier.run(copy.checked(operation))
 
 
 def _bad(text: str, builtin: type[Exception] = ValueError) -> Exception:

@@ -369,7 +369,7 @@ class Registrar:
         """Take claimed memory away from transfers and peers, or raise and leave all as it was; then from transports."""
         memories = list(before)
         try:
-            busy = self.peers.busy(memories)
+            busy = "a copy within this process" if self.registry.copied(memories) else self.peers.busy(memories)
             if busy:
                 raise BusyError(f"{operation}: {busy} uses this memory now; wait for it", operation=operation)
         except BaseException:

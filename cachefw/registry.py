@@ -7,6 +7,7 @@ outside; native calls happen in the manager, between `reserve` and `commit`.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import enum
 import itertools
 import threading
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cachefw.cache import Cache
+from cachefw.errors import ClosedError
 from cachefw.memory import MemoryKind, MemoryRegion, probe_of
 from cachefw.quarantine import Quarantine
 from cachefw.transport import RegisteredMemory
@@ -155,6 +157,8 @@ class Registry:
         self._starts: list[int] = []
         self._memories: dict[int, Memory] = {}
         self._by_id: dict[int, Memory] = {}
+        # How many copies within the process use each memory now.
+        self._copying: dict[Memory, int] = {}
         self._memory_ids = itertools.count(1)
         self._cache_ids = itertools.count(1)
         self._table: tuple[int, RangeTable] | None = None
@@ -291,6 +295,33 @@ class Registry:
             for memory, state in before.items():
                 memory.state = state
             self.version += 1
+
+    @contextlib.contextmanager
+    def using(self, memories: Sequence[Memory], operation: str) -> Iterator[None]:
+        """Keep memory from being given back while a copy within the process uses it.
+
+        Raises:
+            ClosedError: Some of it is being given back, or was.
+        """
+        with self.lock:
+            for memory in memories:
+                if memory.state is not MemoryState.LIVE:
+                    raise ClosedError(f"{operation}: {memory} is {memory.state.value}", operation=operation)
+            for memory in memories:
+                self._copying[memory] = self._copying.get(memory, 0) + 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                for memory in memories:
+                    self._copying[memory] -= 1
+                    if not self._copying[memory]:
+                        del self._copying[memory]
+
+    def copied(self, memories: Iterable[Memory]) -> bool:
+        """Whether a copy within the process uses some of the memory now."""
+        with self.lock:
+            return not self._copying.keys().isdisjoint(memories)
 
     def next_cache_id(self) -> int:
         """A fresh id; none is used twice."""

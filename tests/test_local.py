@@ -9,6 +9,7 @@ import pytest
 
 from cachefw import (
     BrokenError,
+    BusyError,
     Cache,
     CacheDesc,
     ClosedError,
@@ -246,3 +247,31 @@ def test_a_failure_names_the_piece_of_the_call(manager):
     with pytest.raises(BrokenError, match="fails on request") as caught:
         manager.copy(targets, [bytes(8), device] * 2)
     assert caught.value.failed == (3,)
+
+
+def test_memory_is_not_given_back_while_it_is_copied(manager, held, monkeypatch):
+    cache, views = held(HOST)
+    array = np.zeros(8, np.uint8)
+    memory = manager.register_memory(array)
+    near = manager.transport("near")
+    refused = []
+
+    def meanwhile(give_back, own=near.copy):
+        def copy(batch):
+            with pytest.raises(BusyError, match="a copy within this process uses this memory now"):
+                give_back()
+            refused.append(give_back)
+            own(batch)
+
+        monkeypatch.setattr(near, "copy", copy)
+
+    meanwhile(lambda: manager.deallocate_cache(cache))
+    manager.copy_blocks(cache, {0: [1]})
+    assert all((view[0] == view[1]).all() for view in views)
+    meanwhile(lambda: manager.unregister_memory(memory))
+    manager.copy(memory.region, bytes(range(8)))
+    assert array.tolist() == list(range(8))
+    assert len(refused) == 2
+    manager.unregister_memory(memory)
+    manager.deallocate_cache(cache)
+    assert manager.report() == ""
