@@ -20,11 +20,12 @@ from cachefw.compat.llm_datadist.engine.resources import (
 )
 from cachefw.compat.llm_datadist.status import LLMException, invalid, wrong_type
 from cachefw.compat.llm_datadist.utils.utils import near
+from cachefw.compat.protocols import OPTION
 
 __all__ = ["TRANSPORTS", "EngineOptions", "parse"]
 
 #: Our own options: names of transports, best first, separated by commas; and their settings as JSON, by name.
-TRANSPORTS = "cachefw.transports"
+TRANSPORTS = OPTION
 SETTINGS = "cachefw.settings"
 
 _KNOWN = (
