@@ -50,6 +50,8 @@ class Instance:
         self.dist = ld.LLMDataDist(ld.LLMRole.PROMPT, cluster_id)
         config = ld.LLMConfig()
         config.sync_kv_timeout = 10000
+        # Whatever else is there, on this machine or in this process.
+        config.ge_options = {"cachefw.transports": "host"}
         for name, value in options.items():
             setattr(config, name, value)
         self.dist.init(config.generate_options())

@@ -665,7 +665,7 @@ def test_a_manager_that_was_kept_after_finalize() -> None:
         assert caught.value.status_code is code(status)
     # Its checks of types still come first.
     refuse(TypeError, lambda: bench.manager.unregister_cache("1"))
-    bench.instance.dist.init({"llm.LocalCommRes": ""})
+    bench.instance.dist.init({"llm.LocalCommRes": "", "cachefw.transports": "host"})
     assert bench.instance.dist.cache_manager is not bench.manager
     bench.manager = bench.instance.dist.cache_manager
     fresh = bench.manager.register_cache(DESC, bench.addrs[:2])

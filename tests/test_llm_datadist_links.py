@@ -219,22 +219,6 @@ def test_an_ordinary_node_can_be_linked(make: Make) -> None:
         one.dist.unlink_clusters([info(port=port)])
 
 
-def test_a_restarted_client_links_again_while_the_server_holds_the_old_link(make: Make) -> None:
-    two = make(2, **GET, **LISTEN)
-    there = filled(two, 2)
-    one = make(1, **GET)
-    one.link(two)
-    # As if it had died: nothing is told to the server, and the same id comes again.
-    dead = one.dist._engine.node.links[0]
-    again = make(1, **GET)
-    here = filled(again, 1)
-    again.link(two)
-    pull(again, 2, here)
-    pull(two, 1, there)
-    assert there.arrays[0][3, 0] == 1
-    wait_for(lambda: dead.state is not cachefw.LinkState.UP)
-
-
 def test_what_is_registered_later_can_be_pulled(make: Make) -> None:
     one, two = make(1, **GET), make(2, **GET, **LISTEN)
     here = filled(one, 1)
@@ -683,7 +667,8 @@ import sys
 from cachefw.compat import llm_datadist as ld
 dist = ld.LLMDataDist(ld.LLMRole.PROMPT, 2)
 dist.init({
-    "llm.EnableCacheManager": "1", "llm.listenIpInfo": "127.0.0.1:0", "llm.MemPoolConfig": '{"memory_size": 1048576}'
+    "llm.EnableCacheManager": "1", "llm.listenIpInfo": "127.0.0.1:0", "cachefw.transports": "host",
+    "llm.MemPoolConfig": '{"memory_size": 1048576}',
 })
 desc = ld.CacheDesc(2, [4, 32], ld.DataType.DT_UINT8)
 dist.cache_manager.allocate_cache(desc, [ld.CacheKey(2, n) for n in range(4)])
@@ -735,3 +720,39 @@ def test_an_owner_that_dies_is_a_link_to_make_anew(make: Make, owner: tuple[subp
     assert one.dist.unlink_clusters([info(port=port)]) == (OK, [OK])
     failed = code("LINK_FAILED")
     assert one.dist.link_clusters([info(port=port)], 2000) == (failed, [failed])
+
+
+CLIENT = """
+import sys
+from cachefw.compat import llm_datadist as ld
+dist = ld.LLMDataDist(ld.LLMRole.DECODER, 1)
+dist.init({"llm.LocalCommRes": "", "cachefw.transports": "host"})
+info = ld.LLMClusterInfo()
+info.remote_cluster_id = 2
+info.append_local_ip_info("127.0.0.1", 0)
+info.append_remote_ip_info("127.0.0.1", int(sys.argv[1]))
+print(dist.link_clusters([info], 5000)[0], flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_client_that_was_started_anew_links_while_the_server_holds_the_old_link(make: Make) -> None:
+    two = make(2, **GET, **LISTEN)
+    there = filled(two, 2)
+    with subprocess.Popen(
+        [sys.executable, "-c", CLIENT, str(two.port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as old:
+        try:
+            assert old.stdout.readline() == "LLMStatusCode.LLM_SUCCESS\n"
+            # One that lives and answers keeps its place.
+            again = make(1, **GET)
+            assert again.dist.link_clusters([two.info()], 5000) == (code("LINK_FAILED"), [code("LINK_FAILED")])
+            # This one says nothing any more, and its connection is up.
+            old.send_signal(signal.SIGSTOP)
+            assert again.dist.link_clusters([two.info()], 15000) == (OK, [OK])
+            here = filled(again, 1)
+            pull(again, 2, here)
+            pull(two, 1, there)
+            assert there.arrays[0][3, 0] == 1
+        finally:
+            old.kill()

@@ -541,7 +541,11 @@ def test_the_native_modules_calls() -> None:
     remote = there.cache(2, 4, 32, blocks=True, key=KEY)
     rows = there.cache(2, 4, 32)
     success = wrapper.kSuccess
-    options = {"llm.EnableRemoteCacheAccessible": "1", "llm.MemPoolConfig": '{"memory_size": 1048576}'}
+    options = {
+        "llm.EnableRemoteCacheAccessible": "1",
+        "llm.MemPoolConfig": '{"memory_size": 1048576}',
+        "cachefw.transports": "host",
+    }
     arrays = [np.zeros((4, 32), np.uint8) for _ in range(6)]
     addrs = [int(array.ctypes.data) for array in arrays]
     assert wrapper.unregister_cache(1) == wrapper.kFailed

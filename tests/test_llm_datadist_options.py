@@ -15,14 +15,15 @@ from cachefw.compat import llm_datadist as ld
 from cachefw.compat.llm_datadist.engine.options import parse
 from cachefw.compat.llm_datadist.engine.resources import comm_res, pool_config, resource_config
 from cachefw.compat.llm_datadist.engine.transports import choose, settings_for
+from cachefw.compat.protocols import available
 
 INVALID = ld.LLMStatusCode.LLM_PARAM_INVALID
 
 
 @pytest.fixture(autouse=True)
 def _plain_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("CACHEFW_TRANSPORTS", "CACHEFW_ASCENDCL", "ASCEND_HOME_PATH", "HCCL_CONNECT_TIMEOUT"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("HCCL_CONNECT_TIMEOUT", raising=False)
+    monkeypatch.setenv("CACHEFW_TRANSPORTS", "host")
     yield
     live = ld.LLMDataDist.llm_engine_instance
     assert live is None, "a test left an instance behind"
@@ -487,27 +488,30 @@ HIXL = {"llm.TransferBackend": "hixl"}
 ENDPOINT = json.dumps({"version": "1.3", "endpoint_list": [{"protocol": "roce", "placement": "host"}]})
 BOTH = json.dumps({"comm_resource_config.protocol_desc": ["hccs:device", "roce:device"]})
 CHOICES = [
-    ({}, None, ("host",)),
+    ({}, None, None),
+    ({}, "host", ("host",)),
     ({"cachefw.transports": "rdma, host"}, "hccs", ("rdma", "host")),
     ({**HIXL, "llm.GlobalResourceConfig": BOTH}, None, ("hccs", "rdma")),
     ({**HIXL, "llm.GlobalResourceConfig": BOTH}, "host", ("host",)),
     ({**HIXL, "llm.LocalCommRes": ENDPOINT}, None, ("rdma",)),
     ({**HIXL, "llm.LocalCommRes": ENDPOINT, "llm.GlobalResourceConfig": BOTH}, None, ("hccs", "rdma")),
     # Only the hixl engine reads it.
-    ({"llm.GlobalResourceConfig": BOTH}, None, ("host",)),
+    ({"llm.GlobalResourceConfig": BOTH}, None, None),
 ]
 
 
 @pytest.mark.parametrize(("options", "variable", "wanted"), CHOICES, ids=str)
 def test_options_choose_transports(
-    options: dict[str, str], variable: str | None, wanted: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    options: dict[str, str], variable: str | None, wanted: tuple[str, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if variable:
-        monkeypatch.setenv("CACHEFW_TRANSPORTS", variable)
-    assert choose(parse(options)) == wanted
+    """None stands for what is there, when nobody chose."""
+    monkeypatch.setenv("CACHEFW_TRANSPORTS", variable or "")
+    assert choose(parse(options)) == (available() if wanted is None else wanted)
+    assert available()[-1] == "host"
 
 
-def test_a_protocol_that_nothing_serves_is_refused() -> None:
+def test_a_protocol_that_nothing_serves_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CACHEFW_TRANSPORTS")
     options = {**HIXL, "llm.GlobalResourceConfig": '{"comm_resource_config.protocol_desc": "ub_ctp:device"}'}
     refuse(ld.LLMStatusCode.LLM_FEATURE_NOT_ENABLED, lambda: choose(parse(options)))
 
