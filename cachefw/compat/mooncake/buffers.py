@@ -7,8 +7,7 @@ import logging
 import threading
 
 from cachefw.compat.engine import Engine, address_of, text
-from cachefw.compat.mooncake.values import OK, OVERLAPPED, answers, bad, is_device
-from cachefw.errors import NotFoundError
+from cachefw.compat.mooncake.values import NOT_REGISTERED, OK, OVERLAPPED, answers, bad, is_device
 from cachefw.memory import Allocation, MemoryKind
 from cachefw.registry import Memory
 
@@ -86,7 +85,10 @@ class Buffers:
         with self._lock:
             memory = self._memory.get(address)
             if memory is None:
-                raise NotFoundError(f"no memory is registered at {address:#x}", code="not_found.memory")
+                _log.error(
+                    "mooncake: unregister_memory returns %d: nothing is registered at %#x", NOT_REGISTERED, address
+                )
+                return NOT_REGISTERED
             engine.manager.unregister_memory(memory)
             del self._memory[address]
         return OK

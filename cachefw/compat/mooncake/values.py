@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 import attrs
 
 from cachefw.compat.engine import encode_note, log_error, named_arguments, text
-from cachefw.errors import CacheError, NotFoundError, RegistrationError, RequestError, UnsupportedOperation, refusal
+from cachefw.errors import CacheError, RegistrationError, RequestError, UnsupportedOperation, refusal
 from cachefw.links.address import parse_address
 from cachefw.rules import Outcome
 from cachefw.transport import Operation
@@ -93,11 +93,8 @@ def answers(
             except CacheError as error:
                 if isinstance(error, TypeError):
                     raise
-                code = failed
-                if isinstance(error, NotFoundError) and error.code == "not_found.memory":
-                    code = NOT_REGISTERED
-                elif isinstance(error, RegistrationError) and _refused_by(error) == {"core.unique"}:
-                    code = OVERLAPPED
+                overlap = isinstance(error, RegistrationError) and _refused_by(error) == {"core.unique"}
+                code = OVERLAPPED if overlap else failed
                 log_error("mooncake", method.__name__, error, code)
                 return code  # type: ignore[return-value]
 
