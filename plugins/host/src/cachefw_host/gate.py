@@ -32,8 +32,14 @@ class Session(Protocol):
     name: bytes
     key: bytes
 
-    def join(self, connection: socket.socket, role: Role) -> None:
-        """Both ends have greeted each other: this stream is the session's. Takes the socket over, whatever happens."""
+    def join(self, connection: socket.socket, role: Role, *, accepted: bool) -> None:
+        """Both ends have greeted each other: this stream is the session's. Takes the socket over, whatever happens.
+
+        Args:
+            connection: The socket.
+            role: This end's.
+            accepted: Whether the other end dialled.
+        """
 
     def failed(self, error: CacheError) -> None:
         """A stream that this end dialled did not come about."""
@@ -43,11 +49,12 @@ class Session(Protocol):
 
 
 class _HalfOpen:
-    __slots__ = ("connecting", "got", "greeting", "need", "session", "socket", "until")
+    __slots__ = ("accepted", "connecting", "got", "greeting", "need", "session", "socket", "until")
 
     def __init__(self, connection: socket.socket, session: Session | None = None) -> None:
         self.socket = connection
         self.session = session
+        self.accepted = session is None
         self.greeting: Greeting | None = None
         self.got = b""
         self.need = HELLO_BYTES
@@ -70,6 +77,8 @@ class Gate:
         self._timeout = timeout
         self._lock = threading.Lock()
         self._sessions: dict[bytes, Session] = {}
+        # Names of those that have ended, as many as are worth a quick answer.
+        self._ended: collections.deque[bytes] = collections.deque(maxlen=1024)
         self._orders: collections.deque[Callable[[], None]] = collections.deque()
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
@@ -103,7 +112,8 @@ class Gate:
     def dismiss(self, session: Session) -> None:
         """Let no stream of this session in any more."""
         with self._lock:
-            self._sessions.pop(session.name, None)
+            if self._sessions.pop(session.name, None) is not None:
+                self._ended.append(session.name)
 
     def greet(self, connection: socket.socket, session: Session, greeting: Greeting, *, connecting: bool) -> None:
         """Have a stream that this end dialled greet the other end, which may not know the session yet."""
@@ -234,6 +244,10 @@ class Gate:
             return
         with self._lock:
             session = self._sessions.get(name)
+            ended = name in self._ended
+        if ended:
+            self._drop(half, _silent())
+            return
         if session is None:
             # The two ends of a link open their channels at the same time: ours may be about to.
             half.got, half.need = hello, 0
@@ -268,7 +282,7 @@ class Gate:
             with self._lock:
                 known = self._sessions.get(session.name) is session
             if known:
-                session.join(half.socket, done.value)
+                session.join(half.socket, done.value, accepted=half.accepted)
             else:
                 half.socket.close()
         except CacheError as error:

@@ -53,6 +53,7 @@ _NET = {
     errno.EPIPE: ("peer.gone", "the peer closed the data stream"),
     errno.ENOTCONN: ("peer.gone", "no data stream to the peer is up"),
     errno.EPROTO: ("stream.protocol", "the peer sent what makes no sense on a data stream"),
+    errno.EKEYREJECTED: ("auth.stream", "the two ends of the data stream do not hold the same key"),
     errno.ECONNABORTED: ("memory.withdrawn", "memory was given back while it was being moved"),
 }
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hmac
 import os
 import socket
 import threading
 import time
 from typing import Any
 
-from cachefw.errors import BrokenError, CacheError, ClosedError, OutOfMemoryError
+from cachefw.errors import BrokenError, CacheError, ClosedError, OutOfMemoryError, UnsupportedOperation
 from cachefw.transport import Session
 
 from .gate import GREETING_SECONDS, Gate, tuned, unreachable
@@ -96,6 +97,18 @@ class Streams:
     def __init__(self, net: Net, session: Session, address: tuple[str, int] | None) -> None:
         self.key = session.key
         self.name = session_name(session.key)
+        self._tls: Any = net.ffi.NULL
+        if session.tls is not None:
+            if net.lib.cfw_tls_probe():
+                raise UnsupportedOperation(
+                    "the link is one with TLS, and libssl.so.3 (OpenSSL 3), which encrypts data streams, is not here",
+                    code="tls.missing",
+                    operation="connect",
+                    transport=TRANSPORT,
+                )
+            # Who holds the link's key has shown a certificate for it: the streams need none of their own.
+            secret = hmac.digest(session.key, b"cachefw-host TLS of the streams", "sha256")
+            self._tls = net.ffi.new("uint8_t[]", secret)
         self._net = net
         self._address = address
         self._opening = threading.Lock()
@@ -175,7 +188,7 @@ class Streams:
                 except BaseException:
                     connection.close()
                     raise
-                self.join(connection, role)
+                self.join(connection, role, accepted=False)
 
     def _await_line(self) -> None:
         with self._arrived:
@@ -205,9 +218,9 @@ class Streams:
 
     # ------------------------------------------------------------------ the gate's
 
-    def join(self, connection: socket.socket, role: Role) -> None:
+    def join(self, connection: socket.socket, role: Role, *, accepted: bool) -> None:
         """Give a stream that has greeted to the native side."""
-        status = self._net.lib.cfw_peer_add(self._peer, connection.fileno(), int(role))
+        status = self._net.lib.cfw_peer_add(self._peer, connection.fileno(), int(role), self._tls, accepted)
         if status:
             # Closed meanwhile, or too many: the other end sees it end.
             connection.close()

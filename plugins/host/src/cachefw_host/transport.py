@@ -215,13 +215,6 @@ class HostTransport(Transport):
         paths = ways_between(self._card(), peer)
         streams = None
         if "tcp" in paths and net is not None:
-            if session.tls is not None:
-                raise UnsupportedOperation(
-                    "this transport does not encrypt its streams yet, and the link is one with TLS",
-                    code="tls.unsupported",
-                    operation="connect",
-                    transport=TRANSPORT,
-                )
             streams = Streams(net, session, data_port(peer, session))
             streams.start(timeout)
         channel = HostChannel(self._native, pool, segments, peer, paths, session, streams)

@@ -57,8 +57,8 @@ static inline void join(const side *asks, const side *serves, int streams)
         int fds[2];
 
         tcp_pair(fds);
-        CHECK_EQUAL(cfw_peer_add(serves->peer, fds[1], CFW_ROLE_SERVE), 0);
-        CHECK_EQUAL(cfw_peer_add(asks->peer, fds[0], CFW_ROLE_ASK), 0);
+        CHECK_EQUAL(cfw_peer_add(serves->peer, fds[1], CFW_ROLE_SERVE, NULL, 0), 0);
+        CHECK_EQUAL(cfw_peer_add(asks->peer, fds[0], CFW_ROLE_ASK, NULL, 0), 0);
     }
 }
 

@@ -114,7 +114,7 @@ static void test_requests(void)
         ssize_t  had;
 
         tcp_pair(fds);
-        CHECK_EQUAL(cfw_peer_add(there.peer, fds[1], CFW_ROLE_SERVE), 0);
+        CHECK_EQUAL(cfw_peer_add(there.peer, fds[1], CFW_ROLE_SERVE, NULL, 0), 0);
         had = tell(fds[0], frame,
                    request(frame, cases[index].kind, cases[index].pieces, cases[index].bytes,
                            addr(memory) + cases[index].shift, cases[index].length),
@@ -151,7 +151,7 @@ static void test_fuzz_requests(void)
         ssize_t  had;
 
         tcp_pair(fds);
-        CHECK_EQUAL(cfw_peer_add(there.peer, fds[1], CFW_ROLE_SERVE), 0);
+        CHECK_EQUAL(cfw_peer_add(there.peer, fds[1], CFW_ROLE_SERVE, NULL, 0), 0);
         size = request(frame, 1 + (uint32_t)chance(3), pieces, pieces * length,
                        addr(memory) + chance(3 * SECRET), length);
         for (uint32_t at = 0; at < 8192; ++at) {
@@ -203,7 +203,7 @@ static void test_fuzz_answers(void)
 
         memset(memory, 0x5e, 3 * SECRET);
         tcp_pair(fds);
-        CHECK_EQUAL(cfw_peer_add(here.peer, fds[0], CFW_ROLE_ASK), 0);
+        CHECK_EQUAL(cfw_peer_add(here.peer, fds[0], CFW_ROLE_ASK, NULL, 0), 0);
         job = send_job(&here, batch);
         memset(answer, 0x22, sizeof(answer));
         if (chance(4) == 0) {

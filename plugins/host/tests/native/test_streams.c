@@ -135,7 +135,7 @@ static void test_silence(void)
         cfw_job *job;
 
         tcp_pair(fds);
-        CHECK_EQUAL(cfw_peer_add(here.peer, fds[0], CFW_ROLE_ASK), 0);
+        CHECK_EQUAL(cfw_peer_add(here.peer, fds[0], CFW_ROLE_ASK, NULL, 0), 0);
         job = send_job(&here, some.batch);
         CHECK_EQUAL(cfw_job_wait(job, 1000000), -ETIMEDOUT);
         CHECK_EQUAL(cfw_job_settled(job), 0);

@@ -188,10 +188,17 @@ void cfw_peer_shut(cfw_peer *peer);
 /* Shuts and frees; no other call may be under way. */
 void cfw_peer_destroy(cfw_peer *peer);
 
+enum { CFW_TLS_KEY = 32 };
+
 /* Take over a connected socket, which becomes non-blocking and is closed when
- * the stream ends. -ESHUTDOWN, or -EMFILE when there are 64 already; the
- * descriptor stays the caller's when this fails. */
-int cfw_peer_add(cfw_peer *peer, int fd, uint32_t role);
+ * the stream ends. With a key of CFW_TLS_KEY bytes everything on it goes by
+ * TLS 1.3, which proves that both ends have it; exactly one of them `accepts`.
+ * -ESHUTDOWN, -EMFILE when there are 64 already, or -ENOSYS for a key without
+ * OpenSSL 3; the descriptor stays the caller's when this fails. */
+int cfw_peer_add(cfw_peer *peer, int fd, uint32_t role, const uint8_t *tls_key, int accepts);
+
+/* 0, or -ENOSYS: there is no OpenSSL 3 for streams with a key. */
+int cfw_tls_probe(void);
 
 /* How many streams are up on which this side asks. */
 uint32_t cfw_peer_live(const cfw_peer *peer);

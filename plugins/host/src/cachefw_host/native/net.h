@@ -66,6 +66,26 @@ typedef struct {
 int cfw_table_check(cfw_table *table, const cfw_piece *pieces, uint32_t count, uint32_t right,
                     uint32_t *piece_p);
 
+/* ---- tls.c ------------------------------------------------------------- */
+
+typedef struct cfw_tls cfw_tls;
+
+/* TLS on a connected socket, with the side that took the connection serving.
+ * -ENOSYS without OpenSSL 3. */
+int  cfw_tls_create(int fd, const uint8_t *key, bool accepts, cfw_tls **tls_p);
+void cfw_tls_destroy(cfw_tls *tls);
+
+/* 1 once done; 0 when it has to wait; -EKEYREJECTED when the other end has another key. */
+int64_t cfw_tls_handshake(cfw_tls *tls);
+
+/* As sendmsg and recvmsg: bytes moved, 0 for not now, or a negative errno. */
+int64_t cfw_tls_move(cfw_tls *tls, const struct iovec *vectors, int count, bool out);
+
+bool cfw_tls_ready(const cfw_tls *tls);
+
+/* What epoll has to wait for instead, given what the stream would like. */
+uint32_t cfw_tls_events(const cfw_tls *tls, uint32_t wanted);
+
 /* ---- stream.c ---------------------------------------------------------- */
 
 /* As many as one call gathers. */
@@ -130,6 +150,7 @@ struct cfw_stream {
     atomic_uint     refs;
     uint64_t        id;
     int             fd;
+    cfw_tls        *tls; /* NULL: in the open */
     uint32_t        role;
     uint32_t        armed;      /* what epoll waits for */
     bool            dead;

@@ -86,7 +86,8 @@ static void reap(cfw_peer *peer)
     peer->count = kept;
 }
 
-static int make_stream(cfw_peer *peer, int fd, uint32_t role, cfw_stream **stream_p)
+static int make_stream(cfw_peer *peer, int fd, uint32_t role, const uint8_t *key, bool accepts,
+                       cfw_stream **stream_p)
 {
     size_t      half = role == CFW_ROLE_ASK ? sizeof(cfw_ask) : sizeof(cfw_serve);
     cfw_stream *stream;
@@ -105,6 +106,14 @@ static int make_stream(cfw_peer *peer, int fd, uint32_t role, cfw_stream **strea
         free(stream);
         return status;
     }
+    if (key != NULL) {
+        status = cfw_tls_create(fd, key, accepts, &stream->tls);
+        if (status != 0) {
+            pthread_mutex_destroy(&stream->lock);
+            free(stream);
+            return status;
+        }
+    }
     stream->net  = peer->net;
     stream->peer = peer;
     stream->fd   = fd;
@@ -115,7 +124,7 @@ static int make_stream(cfw_peer *peer, int fd, uint32_t role, cfw_stream **strea
     return 0;
 }
 
-int cfw_peer_add(cfw_peer *peer, int fd, uint32_t role)
+int cfw_peer_add(cfw_peer *peer, int fd, uint32_t role, const uint8_t *tls_key, int accepts)
 {
     cfw_stream *stream = NULL;
     int         status;
@@ -127,7 +136,7 @@ int cfw_peer_add(cfw_peer *peer, int fd, uint32_t role)
     reap(peer);
     status = peer->closed ? -ESHUTDOWN : peer->count == CFW_STREAMS ? -EMFILE : 0;
     if (status == 0) {
-        status = make_stream(peer, fd, role, &stream);
+        status = make_stream(peer, fd, role, tls_key, accepts != 0, &stream);
     }
     if (status == 0) {
         /* Its first event may come before this returns, and has to wait. */
@@ -139,11 +148,15 @@ int cfw_peer_add(cfw_peer *peer, int fd, uint32_t role)
                 atomic_fetch_add(&peer->live, 1);
                 cfw_ask_fill(stream);
             }
-            cfw_stream_arm(stream);
+            /* With TLS this end may have to speak first. */
+            cfw_stream_turn(stream, 0);
         }
         pthread_mutex_unlock(&stream->lock);
         if (status != 0) {
             /* The descriptor stays the caller's. */
+            if (stream->tls != NULL) {
+                cfw_tls_destroy(stream->tls);
+            }
             pthread_mutex_destroy(&stream->lock);
             free(stream);
         }

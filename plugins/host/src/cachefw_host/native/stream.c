@@ -58,6 +58,9 @@ void cfw_stream_unref(cfw_stream *stream)
     }
     /* Not before: a thread that sleeps in poll() must not find another file
      * under this number. */
+    if (stream->tls != NULL) {
+        cfw_tls_destroy(stream->tls);
+    }
     close(stream->fd);
     pthread_mutex_destroy(&stream->lock);
     free(stream);
@@ -107,6 +110,9 @@ void cfw_stream_arm(cfw_stream *stream)
         wanted |= stream->ask.pending > 0 ? EPOLLIN : 0;
         wanted |= stream->ask.due || cfw_ask_busy(stream) ? EPOLLOUT : 0;
     }
+    if (stream->tls != NULL) {
+        wanted = cfw_tls_events(stream->tls, wanted);
+    }
     if (stream->armed == wanted) {
         return;
     }
@@ -116,6 +122,19 @@ void cfw_stream_arm(cfw_stream *stream)
         return;
     }
     stream->armed = wanted;
+}
+
+static int64_t secured(cfw_stream *stream, const struct iovec *vectors, int count, bool out)
+{
+    int64_t done = cfw_tls_handshake(stream->tls);
+
+    if (done > 0) {
+        done = cfw_tls_move(stream->tls, vectors, count, out);
+    }
+    if (done > 0) {
+        atomic_store_explicit(&stream->progress, cfw_now(), memory_order_relaxed);
+    }
+    return done;
 }
 
 static int64_t moved(cfw_stream *stream, ssize_t done)
@@ -134,6 +153,9 @@ int64_t cfw_stream_send(cfw_stream *stream, struct iovec *vectors, int count)
 {
     struct msghdr message = {.msg_iov = vectors, .msg_iovlen = (size_t)count};
 
+    if (stream->tls != NULL) {
+        return secured(stream, vectors, count, true);
+    }
     return moved(stream, sendmsg(stream->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT));
 }
 
@@ -141,6 +163,9 @@ int64_t cfw_stream_receive(cfw_stream *stream, struct iovec *vectors, int count)
 {
     struct msghdr message = {.msg_iov = vectors, .msg_iovlen = (size_t)count};
 
+    if (stream->tls != NULL) {
+        return secured(stream, vectors, count, false);
+    }
     return moved(stream, recvmsg(stream->fd, &message, MSG_DONTWAIT));
 }
 
@@ -150,6 +175,18 @@ void cfw_stream_turn(cfw_stream *stream, uint32_t events)
 
     if (stream->dead) {
         return;
+    }
+    if (stream->tls != NULL && !cfw_tls_ready(stream->tls)) {
+        int64_t done = cfw_tls_handshake(stream->tls);
+
+        if (done < 0) {
+            cfw_stream_kill(stream, (int32_t)done);
+        } else if (done == 0) {
+            cfw_stream_arm(stream);
+        }
+        if (done <= 0) {
+            return;
+        }
     }
     if (stream->role == CFW_ROLE_SERVE) {
         /* Who asked has gone and counts on nothing more being written: what is
