@@ -16,7 +16,7 @@ from cachefw.published import PublishedMemory
 from cachefw.quarantine import Quarantine
 from cachefw.ranges import Pieces, from_arguments
 from cachefw.registry import Memory, MemoryState, RangeTable, Registry
-from cachefw.staging import Staging
+from cachefw.staging import Detour
 from cachefw.transport import Channel, Operation, Prepared, Transfer
 
 __all__ = ["Mover"]
@@ -27,7 +27,7 @@ class Mover(Protocol):
 
     transport: str
     channel: Channel
-    staging: Staging
+    staging: Detour
     registry: Registry
     version: int
     inflight: dict[LinkTransfer, PreparedTransfer]
