@@ -347,14 +347,6 @@ ENTRIES: tuple[Entry, ...] = (
         ),
     ),
     _code(
-        "not_found.memory",
-        "the range lies in no registered memory, or in several",
-        Cause(
-            "it was given back, or registered in parts",
-            "give a region as it was registered; `manager.report()` lists them",
-        ),
-    ),
-    _code(
         "transport.disabled",
         "a setting leaves the plugin out",
         Cause(

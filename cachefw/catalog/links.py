@@ -88,4 +88,21 @@ ENTRIES: tuple[Entry, ...] = (
             "wait until it runs again, or has ended; the memory is kept until then",
         ),
     ),
+    _code(
+        "link.flood",
+        "the peer sent notifications that nobody reads",
+        Cause("the application does not call `Node.notifications()`", "call it now and then, also if it drops them"),
+    ),
+    _code(
+        "closed.forked",
+        "a node or manager was used in a process that was forked from its own",
+        Cause(
+            "multiprocessing, or a data loader, forks where it could spawn", "multiprocessing.set_start_method('spawn')"
+        ),
+    ),
+    _code(
+        "closed.dangling",
+        "the owner of registered memory has released or moved it",
+        Cause("the tensor was resized or freed, or the allocation closed", "unregister memory first, and free it then"),
+    ),
 )

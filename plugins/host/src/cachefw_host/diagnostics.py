@@ -101,6 +101,130 @@ DIAGNOSTICS = Diagnostics(
                 Cause("the peer was started again", "link again"),
             ),
         ),
+        Entry(
+            "stream.unreachable",
+            "code",
+            "the peer's data port cannot be reached",
+            _TRANSPORT,
+            causes=(
+                Cause(
+                    "a firewall lets the control port pass and not the data port",
+                    'open it; settings={"host": {"listen": "HOST:PORT"}} fixes its number',
+                ),
+                Cause(
+                    "the peer listens on an address that only its own host has",
+                    "have its node listen on one that this host reaches",
+                ),
+            ),
+        ),
+        Entry(
+            "stream.silent",
+            "code",
+            "the other end of a data stream did not introduce itself in time",
+            _TRANSPORT,
+            causes=(
+                Cause("something else listens at that port", "look who does"),
+                Cause("the peer hangs, or is stopped", "look at its process"),
+            ),
+        ),
+        Entry(
+            "stream.missing",
+            "code",
+            "a transfer needs data streams, and the peer, which has to open them, has not",
+            _TRANSPORT,
+            causes=(Cause("it cannot reach this end's data port", "see `stream.unreachable`, from there"),),
+        ),
+        Entry(
+            "stream.refused",
+            "code",
+            "the other end of a link did not take a data stream",
+            _TRANSPORT,
+            causes=(Cause("the link ended there meanwhile", "link again"),),
+        ),
+        Entry(
+            "stream.thread",
+            "code",
+            "the thread that lets data streams in cannot be started",
+            _TRANSPORT,
+            causes=(
+                Cause(
+                    "the process, or its container, may have no more threads", "raise the limit (ulimit -u, pids.max)"
+                ),
+            ),
+        ),
+        Entry(
+            "auth.stream",
+            "code",
+            "the other end of a data stream did not show that it holds the link's key",
+            _TRANSPORT,
+            causes=(
+                Cause("something between the two hosts answers in the peer's place", "look who listens at that port"),
+                Cause("the peer was started again", "link again"),
+            ),
+        ),
+        Entry(
+            "listen.failed",
+            "code",
+            "the data port cannot be opened",
+            _TRANSPORT,
+            causes=(
+                Cause("another process has that port", "give another, or port 0 for any"),
+                Cause("the address is not this host's", 'give one that is, in settings={"host": {"listen": ...}}'),
+            ),
+        ),
+        Entry(
+            "tls.missing",
+            "code",
+            "the link is one with TLS, and OpenSSL 3 is not here to encrypt its data streams",
+            _TRANSPORT,
+            causes=(Cause("libssl.so.3 is not installed", "apt install libssl3"),),
+        ),
+        Entry(
+            "memory.withdrawn",
+            "code",
+            "the peer does not serve memory there over streams, or no longer",
+            _TRANSPORT,
+            causes=(Cause("it was given back there", "have the peer register it again"),),
+        ),
+        Entry(
+            "memory.rights",
+            "code",
+            "the peer does not allow that of its memory over streams",
+            _TRANSPORT,
+            causes=(
+                Cause("the region was registered with fewer rights", "register it with the access that is needed"),
+            ),
+        ),
+        Entry(
+            "peer.silent",
+            "code",
+            "the peer, or the network to it, said nothing for too long",
+            _TRANSPORT,
+            causes=(
+                Cause(
+                    "a cable or a host is down",
+                    'look whether the peer is reachable; settings={"host": {"tcp_timeout": SECONDS}} waits longer',
+                ),
+                Cause("the peer is stopped, or its host overloaded", "look at its process"),
+            ),
+        ),
+        Entry(
+            "peer.gone",
+            "code",
+            "the peer closed a data stream",
+            _TRANSPORT,
+            causes=(Cause("its process ended, or closed the link", "look at its log, start it, link again"),),
+        ),
+        Entry(
+            "stream.protocol",
+            "code",
+            "the peer sent what makes no sense on a data stream",
+            _TRANSPORT,
+            causes=(
+                Cause("the two run different versions of cachefw", "install the same on both"),
+                Cause("something else answers at that port", "look who listens there"),
+            ),
+        ),
         *rule_entries(
             RULES,
             _TRANSPORT,

@@ -83,9 +83,13 @@ class Gate:
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # Touched by the thread alone.
         self._selector = selectors.DefaultSelector()
+        try:
+            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        except OSError:
+            self._selector.close()
+            raise
         self._half_open: dict[_HalfOpen, None] = {}
 
     def listen(self, connection: socket.socket) -> None:
@@ -101,12 +105,22 @@ class Gate:
     def admit(self, session: Session) -> None:
         """Let streams of this session in, from now on."""
         with self._lock:
-            self._sessions[session.name] = session
             if self._thread is None:
-                if self._listener is not None:
-                    self._watch(self._listener)
-                self._thread = threading.Thread(target=self._run, name="cachefw-host-gate", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="cachefw-host-gate", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise BrokenError(
+                        f"the thread that lets streams in cannot be started: {error}",
+                        code="stream.thread",
+                        operation="connect",
+                        transport=TRANSPORT,
+                        detail=str(error),
+                    ) from None
+                self._thread = thread
+                if (connection := self._listener) is not None:
+                    self._order(lambda: self._watch(connection))
+            self._sessions[session.name] = session
         self._order(self._unpark)
 
     def dismiss(self, session: Session) -> None:

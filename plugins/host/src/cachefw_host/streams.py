@@ -50,7 +50,11 @@ class Net:
         if status:
             raise net_error(status, None, timeout)
         self._net = made[0]
-        self.gate = Gate(self.lib.cfw_net_more_fd(self._net), timeout)
+        try:
+            self.gate = Gate(self.lib.cfw_net_more_fd(self._net), timeout)
+        except OSError:
+            self.lib.cfw_net_destroy(self._net)
+            raise
         # Kept until they are closed: what is native in them must not outlive the net unshut.
         self.open: set[Streams] = set()
         self.lock = threading.Lock()
@@ -131,10 +135,10 @@ class Streams:
         Raises:
             BrokenError: It cannot.
         """
-        self._net.gate.admit(self)
-        if self._address is None:
-            return
         try:
+            self._net.gate.admit(self)
+            if self._address is None:
+                return
             connection = self._connected(min(timeout, GREETING_SECONDS))
         except BaseException:
             self.close()

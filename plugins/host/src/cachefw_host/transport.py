@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import secrets
@@ -95,28 +96,31 @@ class HostTransport(Transport):
         if reason:
             raise TransportUnavailable(reason, transport=TRANSPORT)
         self._settings = found
-        try:
-            # Read once, here: `card` may not fail.
-            this_host()
-            segments = Segments(self._native)
-        except OSError as error:
-            raise TransportUnavailable(
-                f"neither the host's identity nor a socket to hand descriptors over could be had: {error}",
-                operation="open",
-                transport=TRANSPORT,
-                status=error.errno,
-                detail=str(error),
-            ) from None
-        self._pool, self._segments = Pool(self._native, found.threads - 1, found.cpus), segments
-        if "tcp" in found.paths:
-            self._net = Net(
-                self._native,
-                self._pool,
-                found.threads,
-                found.cpus,
-                streams=found.streams,
-                timeout=found.tcp_timeout,
-            )
+        with contextlib.ExitStack() as undo:
+            try:
+                # Read once, here: `card` may not fail.
+                this_host()
+                segments = Segments(self._native)
+                undo.callback(segments.close)
+                pool = Pool(self._native, found.threads - 1, found.cpus)
+                undo.callback(pool.close)
+                net = None
+                if "tcp" in found.paths:
+                    threads, cpus = found.threads, found.cpus
+                    net = Net(self._native, pool, threads, cpus, streams=found.streams, timeout=found.tcp_timeout)
+            except CacheError:
+                # Among them are OSErrors, which say more already.
+                raise
+            except OSError as error:
+                raise TransportUnavailable(
+                    f"the host's identity, or a descriptor for sockets and threads, could not be had: {error}",
+                    operation="open",
+                    transport=TRANSPORT,
+                    status=error.errno,
+                    detail=str(error),
+                ) from None
+            undo.pop_all()
+        self._pool, self._segments, self._net = pool, segments, net
 
     def close(self) -> None:
         """Close the channels and the threads."""
