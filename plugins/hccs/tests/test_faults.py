@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import ctypes
 from collections.abc import Iterator
 
@@ -95,14 +96,24 @@ def test_a_fault_at_each_call_is_said_and_leaves_nothing(runtime: Runtime, funct
             failures += 1
             assert _status(error) == CODE or function == "aclrtGetSocName", f"{function} {nth}: {error!r}"
             assert str(error)
-            error.__traceback__ = None
+            # An allocation whose closing failed stays open until nobody has it: neither the frames of a traceback nor a
+            # manager that is closed but not collected.
+            _forget(error)
             del error
+            gc.collect()
         assert _held() == before, f"{function}, call {nth}, left something behind"
         _round()
         if not reached or (function == "task" and nth > 3):
             break
     if function in ("aclrtIpcMemGetExportKey", "aclrtMemcpyAsync", "task"):
         assert failures
+
+
+def _forget(error: BaseException | None) -> None:
+    while error is not None:
+        error.__traceback__ = None
+        _forget(error.__cause__)
+        error = error.__context__
 
 
 def _status(error: BaseException | None) -> int | None:
@@ -189,7 +200,7 @@ def test_local_copies_go_every_way_but_host_to_host(runtime: Runtime) -> None:
             manager.copy(target, source)
 
 
-def test_memory_that_is_freed_while_it_is_registered_fails_the_transfer_and_not_the_process(runtime: Runtime) -> None:
+def test_memory_that_is_freed_while_it_is_registered_is_withdrawn_from_the_peer(runtime: Runtime) -> None:
     with (
         cachefw.Node(1, "127.0.0.1:0", transports=["hccs"]) as one,
         cachefw.Node(2, transports=["hccs"]) as two,
@@ -202,10 +213,8 @@ def test_memory_that_is_freed_while_it_is_registered_fails_the_transfer_and_not_
         link = two.link(one.address)
         link.read(here.address, address, MIB)
         there.close()
-        with pytest.raises(cachefw.CacheError) as caught:
+        with pytest.raises(cachefw.RequestError, match="nothing published is there"):
             link.read(here.address, address, MIB)
-        assert caught.value.status
-        assert caught.value.transport == "hccs"
         with contextlib.suppress(cachefw.CacheError):
             # The runtime may say that the key went with its memory.
             one.cache_manager.unregister_memory(source)
