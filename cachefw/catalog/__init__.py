@@ -227,9 +227,9 @@ def rule_entries(
 @functools.cache
 def core_entries() -> tuple[Entry, ...]:
     """What the core knows itself, without rules, settings and hooks, which stand in modules of their own."""
-    from cachefw.catalog import codes, errnos, links, llm_datadist
+    from cachefw.catalog import codes, errnos, links, llm_datadist, transports
 
-    return (*codes.ENTRIES, *links.ENTRIES, *errnos.ENTRIES, *llm_datadist.ENTRIES)
+    return (*codes.ENTRIES, *links.ENTRIES, *transports.ENTRIES, *errnos.ENTRIES, *llm_datadist.ENTRIES)
 
 
 _modules: dict[str, Any] = {}
