@@ -86,8 +86,8 @@ def plugins(host: Host) -> Iterable[Diagnosis]:
             remark = f", {plugin.remark}" if plugin.remark else ""
             yield ok(f"{what} is {plugin.state.value}{remark}", **facts)
         if plugin.changes:
-            text = f"importing {what} changed this process: {'; '.join(plugin.changes)}"
-            yield warning(text, "what else runs here may not expect it", "report it to the plugin's authors", **facts)
+            text = f"loading {what} changed this process: {'; '.join(plugin.changes)}"
+            yield note(text, "what else runs in a process that uses it may notice", **facts)
         now = _caught(host)
         if now & ~caught:
             names = ", ".join(_signal(number + 1) for number in range(64) if (now & ~caught) >> number & 1)
