@@ -387,6 +387,20 @@ class KeepsToOneThread(Liar):
         return super().describe(registered)
 
 
+class SaysThatClosingStopsThePeer(Liar):
+    caught_by = ("test_closing_stops_the_peer_where_it_says_so",)
+
+    class Lying(MemoryChannel):
+        fences = True
+
+        def close(self):
+            super().close()
+            # Still there for the peer's end.
+            self._transport._channels.add(self)
+
+    channel_type = Lying
+
+
 LIARS = Liar.__subclasses__()
 
 GENERATED = """\

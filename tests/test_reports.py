@@ -12,6 +12,7 @@ import pytest
 from cachefw import BrokenError, Node, TransferReport, hookimpl
 from cachefw.links.reporting import ObservedChannel
 from cachefw.reports import Reporter
+from cachefw.transport import Channel
 
 REPORT = TransferReport("cluster 2 at x:1", 2, "memory", "inline", "read", 64, 1, 0.001, "done")
 SECONDS = 10
@@ -114,6 +115,12 @@ def test_nothing_is_observed_where_no_plugin_asks(nodes):
     assert one._reporter is None
     assert not any(isinstance(link.channel, ObservedChannel) for node in (one, two) for link in node.links)
     assert not any(thread.name.startswith("cachefw-reports") for thread in threading.enumerate())
+
+
+def test_an_observed_channel_passes_everything_on():
+    """What the contract gives a default would else be lost in silence."""
+    everything = {name for name in vars(Channel) if not name.startswith("_")}
+    assert everything <= set(vars(ObservedChannel))
 
 
 class Fails:

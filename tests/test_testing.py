@@ -16,7 +16,7 @@ import cachefw
 from cachefw.errors import BrokenError, BusyError, ClosedError, OutOfMemoryError, RequestError
 from cachefw.memory import MemoryKind, region_of
 from cachefw.testing import Bench, KitMemory, MemoryTransport, TransportTests
-from cachefw.testing.memory import STEPS
+from cachefw.testing.memory import STEPS, MemoryChannel
 from cachefw.testing.sessions import sessions
 from cachefw.transport import Batch, Capability, Operation
 
@@ -35,6 +35,21 @@ class TestRegistersOnly(TransportTests):
     @pytest.fixture
     def transport_info(self):
         return MemoryTransport.info_named("registers-only", Capability.NONE)
+
+
+class Fencing(MemoryTransport):
+    """Where nothing moves in the background, closing one end stops the other."""
+
+    class Channel(MemoryChannel):
+        fences = True
+
+    channel_type = Channel
+
+
+class TestFencing(TransportTests):
+    @pytest.fixture
+    def transport_info(self):
+        return Fencing.info_named("fencing")
 
 
 class TestThreeKinds(TransportTests):

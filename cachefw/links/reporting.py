@@ -55,6 +55,11 @@ class ObservedChannel(Channel):
         self._report = report
         self._whose = peer, cluster_id, transport
 
+    @property
+    def fences(self) -> bool:
+        """As `Channel.fences`."""
+        return self._channel.fences
+
     def attach(self, memory_id: int, region: MemoryRegion, description: bytes) -> None:
         """As `Channel.attach`."""
         self._channel.attach(memory_id, region, description)

@@ -256,6 +256,12 @@ class Bench:
         self._back.append(self.target.connect(self.initiator.card(), TIMEOUT, theirs))
         return self.initiator.connect(self.target.card(), TIMEOUT, ours)
 
+    @property
+    def back(self) -> Channel:
+        """The target's end of `channel`."""
+        _ = self.channel
+        return self._back[0]
+
     def memory(self, size: int, transport: Transport | None = None, kind: MemoryKind | None = None) -> KitMemory:
         """Memory that is not registered yet."""
         memory = self.make_memory(transport or self.initiator, size, kind or self.kind)
@@ -318,11 +324,15 @@ class Bench:
         error = settle(self.post(operation, pieces)).error
         assert error is None, f"the transfer failed: {error!r}"
 
-    def close_channel(self) -> None:
-        """Close the channel if there is one; the next use of `channel` opens another."""
+    def close_own_channel(self) -> None:
+        """Close the channel if there is one, and leave the target's end of it open."""
         channel, self._channel = self._channel, None
         if channel is not None:
             channel.close()
+
+    def close_channel(self) -> None:
+        """Close both ends of the channel if there is one; the next use of `channel` opens another."""
+        self.close_own_channel()
         while self._back:
             self._back.pop().close()
 

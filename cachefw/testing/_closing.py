@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+import pytest
+
 from cachefw.errors import CacheError, ClosedError
 from cachefw.testing._bench import TIMEOUT, Bench, Piece, check_error, refused, same, settle
 from cachefw.testing._fixtures import Fixtures
 from cachefw.testing.sessions import sessions
-from cachefw.transport import Operation
+from cachefw.transport import Batch, Operation
 
 __all__ = ["ClosingTests"]
 
@@ -59,6 +62,26 @@ class ClosingTests(Fixtures):
         for place in (local, remote):
             bench.unregister(place)
         same(destination.read(), after, "bytes moved after the channel was closed")
+
+    def test_closing_stops_the_peer_where_it_says_so(self, bench: Bench, operation: Operation) -> None:
+        """A channel that `fences` has stopped its peer when it is closed: what that posts moves nothing here."""
+        mine, its = bench.local(4096), bench.remote(4096)
+        channel, back = bench.channel, bench.back
+        if not channel.fences:
+            pytest.skip(f"transport {bench.info.name!r} does not say that closing stops the peer (Channel.fences)")
+        back.attach(1, mine.memory.region, bench.initiator.describe(mine.registered))
+        rows = [its.address, mine.address, 4096, 1]
+        prepared = back.prepare(operation, Batch(*(np.array([number], np.uint64) for number in rows)))
+        assert settle(back.post(prepared)).error is None
+        bench.close_own_channel()
+        was = mine.fill(1) + its.fill(2)
+        error: CacheError | None
+        try:
+            error = settle(back.post(prepared)).error
+        except CacheError as failure:
+            error = failure
+        check_error(error, bench.info)
+        same(mine.read() + its.read(), was, "the peer reached memory after this end was closed")
 
     def test_transport_close_settles_and_closes_channels(self, bench: Bench, any_operation: Operation) -> None:
         """Closing a transport closes its channels, and what ran on them has settled."""

@@ -133,6 +133,11 @@ _LIST: dict[str, dict[str, str]] = {
         "Thread safety": "test_four_threads_post test_transfers_during_attach",
         "`prepare` and `post`": "test_four_threads_post test_transfers_during_attach",
     },
+    "Channel.fences": {
+        "Whether `close` stops": "test_closing_stops_the_peer_where_it_says_so",
+        "So it is": "says when to offer it",
+        "Where the peer reaches": _RULE,
+    },
     "Channel.attach": {
         "Learn of memory": "test_memory_ids_are_any_64_bit_numbers test_regions_are_not_mixed_up",
         "Whatever is expensive": "a liberty, not a duty",
