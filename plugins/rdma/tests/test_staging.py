@@ -275,7 +275,7 @@ def test_a_killed_peer_ends_it(node, device, way, peer_of) -> None:
     begin = time.monotonic()
     for transfer in transfers:
         assert transfer.wait(10)
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 8
     assert isinstance(transfers[-1].error, cachefw.CacheError)
     stage = node.cache_manager.transport("rdma").provider._stage
     other = peer_of(**way, **PEER)
