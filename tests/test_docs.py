@@ -163,22 +163,6 @@ def test_the_settings_of_plugins_have_their_rows() -> None:
     assert SETTINGS["plugin_timeout"].default == 30
 
 
-def test_the_settings_of_links_have_their_rows() -> None:
-    rows = re.findall(r"^\| `(CACHEFW_\w+)` \| (.+) \| (.+) \|$", (DOCS / "links.md").read_text(), re.MULTILINE)
-    names = [
-        "link_timeout",
-        "lease",
-        "secret_file",
-        "tls_cert",
-        "tls_key",
-        "tls_ca",
-        "handshakes",
-        "handshake_failures",
-    ]
-    known = [SETTINGS[name] for name in names]
-    assert rows == [(each.variable, f"{each.default or 'none'}".removesuffix(".0"), each.summary) for each in known]
-
-
 @pytest.mark.parametrize("name", HOOKS)
 def test_examples_of_the_hooks_run(name: str) -> None:
     (found,) = doctest.DocTestFinder(recurse=False).find(getattr(hookspecs, name), name, module=hookspecs)

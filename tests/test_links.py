@@ -189,7 +189,7 @@ def test_nonsense_from_a_server_is_said(pair: tuple[cachefw.Node, cachefw.Node],
         with pytest.raises(cachefw.BrokenError, match=text) as caught:
             pair[0].link(f"127.0.0.1:{server.getsockname()[1]}")
         thread.join(20)
-    assert caught.value.code == ("link.protocol" if answer else "link.closed")
+    assert caught.value.code == ("link.protocol" if answer else "link.hangup")
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ _log = logging.getLogger("cachefw")
 #: Refusals that mean: another handshake between the same two nodes makes the link, or has made it.
 _ELSEWHERE = ("link.already", "link.crossed")
 #: Failures for which an address is trusted less: it did not behave like a node of ours.
-_SUSPECT = ("link.protocol", "link.closed", "link.lost", "link.timeout", "authentication")
+_SUSPECT = ("link.protocol", "link.hangup", "link.lost", "link.timeout", "authentication")
 #: Seconds to wait for that link before dialling again: the peer may have meant one that was just closed here. Also how
 #: long a stranger who is turned away has to hear why.
 _PATIENCE = 0.2
@@ -134,7 +134,7 @@ class Door:
     async def _dial(self, host: str, port: int, timeout: float, patient: bool) -> Link:
         end = self._hub.loop.time() + timeout
         pause, longest = _PAUSES
-        again = ("link.busy", "link.unreachable", "link.lost", "link.closed") if patient else ("link.busy",)
+        again = ("link.busy", "link.unreachable", "link.lost", "link.hangup") if patient else ("link.busy",)
         while True:
             try:
                 wire = await Wire.dial(host, port, self._credentials.tls, timeout)

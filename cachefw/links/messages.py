@@ -268,7 +268,7 @@ async def read_preamble(reader: asyncio.StreamReader, peer: str) -> None:
     bytes_ = await _read(reader, peer, _PREAMBLE.size)
     if not bytes_:
         text = f"{peer} closed the connection without a word"
-        raise BrokenError(text, code="link.closed", operation="link", peer=peer)
+        raise BrokenError(text, code="link.hangup", operation="link", peer=peer)
     magic, version, _ = _PREAMBLE.unpack(bytes_)
     if magic[0] in _TLS_RECORDS and magic[1] == 3:
         text = f"{peer} speaks TLS, and this node does not: give both nodes tls=, or neither"

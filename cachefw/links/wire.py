@@ -110,7 +110,7 @@ class Wire:
             await messages.read_preamble(self._reader, self.name)
         except BrokenError as error:
             # A server learns that it does not like the client's certificate when the client's handshake is over.
-            if self._writer.get_extra_info("ssl_object") is not None and error.code in ("link.lost", "link.closed"):
+            if self._writer.get_extra_info("ssl_object") is not None and error.code in ("link.lost", "link.hangup"):
                 raise _no_tls(self.name, error) from None
             raise
 
