@@ -310,9 +310,11 @@ def test_work_queues_behind_a_link_in_the_making(ends: Ends) -> None:
     address, there = ends.target.ctypes.data, ends.source.ctypes.data
     posted = [pending.read(address + at, there + at, 16) for at in range(0, 160, 16)]
     refused = pending.read(address, 4096, 16)
+    told = pending.queue(lambda name: f"{name} {len(ends.two.links)}", "links:")
     for each in posted:
         each.result(20).result(20)
     assert (ends.target[:160] == 1).all()
+    assert told.result(20) == "links: 1"
     with pytest.raises(ValueError, match="out of reach"):
         refused.result(20)
     assert pending.result(20).state is cachefw.LinkState.UP

@@ -172,6 +172,23 @@ def test_memory_of_a_silent_peer_is_kept_until_it_has_said_that_it_is_done(
     assert two.cache_manager.memories == []
 
 
+def test_where_this_end_serves_the_peer_its_memory_is_free_when_the_link_has_ended(
+    monkeypatch: pytest.MonkeyPatch, leaves_nothing: None
+) -> None:
+    monkeypatch.setenv("CACHEFW_LEASE", "0.4")
+    settings = {"host": {"paths": ["tcp"]}}
+    with (
+        cachefw.Node(1, "127.0.0.1:0", settings=settings) as one,
+        cachefw.Node(2, settings=settings) as two,
+    ):
+        memory = two.cache_manager.register_memory(np.zeros(4096, np.uint8), remote_accessible=True)
+        link = two.link(one.address)
+        with frozen(one):
+            until(lambda: link.state is cachefw.LinkState.BROKEN)
+            # The peer says nothing, and can reach nothing any more.
+            two.cache_manager.unregister_memory(memory)
+
+
 # ---------------------------------------------------------------------- T21 between processes
 
 

@@ -8,7 +8,7 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, TypeVar
 
 from cachefw.errors import TransferTimeout
 from cachefw.forking import forked_error
@@ -16,6 +16,8 @@ from cachefw.links.link import Link
 from cachefw.links.transfers import LinkTransfer
 
 __all__ = ["PendingLink"]
+
+_Result = TypeVar("_Result")
 
 
 class PendingLink:
@@ -77,22 +79,33 @@ class PendingLink:
         Returns:
             A future of the posted transfer. It fails with what `Link.read` raises, or with what kept the link down.
         """
-        return self._later(Link.read, args, kwargs)
+        return self._later(lambda link: link.read(*args, **{**kwargs, "wait": False}))
 
     def write(self, *args: Any, **kwargs: Any) -> concurrent.futures.Future[LinkTransfer]:
         """`Link.write` with ``wait=False``, once the link is up. Everything else is as for `read`."""
-        return self._later(Link.write, args, kwargs)
+        return self._later(lambda link: link.write(*args, **{**kwargs, "wait": False}))
 
-    def _later(
-        self, call: Callable[..., LinkTransfer], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> concurrent.futures.Future[LinkTransfer]:
-        posted: concurrent.futures.Future[LinkTransfer] = concurrent.futures.Future()
+    def queue(self, call: Callable[..., _Result], *args: Any, **kwargs: Any) -> concurrent.futures.Future[_Result]:
+        """Any call that needs the link, e.g. ``manager.pull_blocks``, once it is up; calls begin in their order.
+
+        Args:
+            call: It should not wait long (``wait=False``), since the next one begins after it.
+            *args: Its arguments.
+            **kwargs: Its arguments.
+
+        Returns:
+            A future of what it returns. It fails with what `call` raises, or with what kept the link down.
+        """
+        return self._later(lambda _: call(*args, **kwargs))
+
+    def _later(self, call: Callable[[Link], _Result]) -> concurrent.futures.Future[_Result]:
+        posted: concurrent.futures.Future[_Result] = concurrent.futures.Future()
 
         def begin() -> None:
             if not posted.set_running_or_notify_cancel():
                 return
             try:
-                posted.set_result(call(self._made.result(), *args, **{**kwargs, "wait": False}))
+                posted.set_result(call(self._made.result()))
             except (Exception, concurrent.futures.CancelledError) as error:
                 posted.set_exception(error)
 

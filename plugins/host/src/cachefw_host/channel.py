@@ -95,6 +95,11 @@ class HostChannel(Channel):
         self._cma_checked = False
         self._ways = Ways({})
 
+    @property
+    def fences(self) -> bool:
+        """Where streams alone lead to the peer, it reaches nothing but what this end serves."""
+        return self._paths == ("tcp",)
+
     def attach(self, memory_id: int, region: MemoryRegion, description: bytes) -> None:
         """Note it; mapping waits for the first transfer."""
         try:
