@@ -44,7 +44,9 @@ def main() -> None:
     about = json.loads(sys.argv[1])
     memory = fixed(SIZE)
     memory[:] = about["value"]
-    with cachefw.Node(about["cluster"], about["listen"], transports=["host"]) as node:
+    secret = about.get("secret")
+    options = {"secret": secret.encode()} if secret else {}
+    with cachefw.Node(about["cluster"], about["listen"], transports=["host"], **options) as node:
         shared = node.cache_manager.allocate(SIZE)
         np.asarray(shared)[:] = about["value"]
         node.cache_manager.register_memory(memory, remote_accessible=True, label="fixed")
