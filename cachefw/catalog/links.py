@@ -63,9 +63,8 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     _code(
         "link.same_cluster",
-        "the cluster id is taken: by both nodes, or by another process that is linked",
+        "both nodes have the same cluster id",
         Cause("every process was given the same number", "give each node a cluster id of its own"),
-        Cause("the former process of that number still runs, is linked and answers", "end it, or take another number"),
     ),
     _code(
         "link.self",
@@ -74,70 +73,6 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     _code("link.already", "there is a link to this peer; it is returned instead of a second one"),
     _code("link.crossed", "both ends dialled at once, and the other dial makes the link"),
-    _code(
-        "link.hangup",
-        "the other side closed the connection without a word",
-        Cause("a proxy or another program listens at that port", "check the port", "ports"),
-        Cause("the node has TLS, and this one has not", "give both nodes tls=, or neither", "settings"),
-        Cause("the node was being closed", "link again"),
-    ),
-    _code(
-        "link.busy",
-        "the node has no room for one more handshake",
-        Cause("many nodes start at once", "nothing: linking tries again until its timeout", "settings"),
-        Cause(
-            "something opens connections and says nothing", "see who does; put a firewall before the port", "network"
-        ),
-        Cause("handshakes from this address failed too often", "see why, and wait a minute"),
-    ),
-    _code(
-        "link.unsettled",
-        "a peer that is silent may still touch the memory",
-        Cause("its process is stopped or hangs", "let it go on, or end it; the memory is then given back"),
-    ),
-    _code(
-        "link.flood",
-        "more notifications came than were taken",
-        Cause("the application does not call `node.notifications()`", "call it now and then"),
-    ),
-    _code(
-        "authentication.missing",
-        "one of two nodes has a secret, and the other has none",
-        Cause("the setting reached one process only", "set CACHEFW_SECRET_FILE for both", "settings"),
-    ),
-    _code(
-        "authentication.mismatch",
-        "the two nodes have different secrets, or a frame was changed on the way",
-        Cause("the files differ, perhaps by white space at the end", "compare their checksums", "settings"),
-        Cause("somebody between the two changes what they say", "look at the way between them", "network"),
-    ),
-    _code(
-        "authentication.open",
-        "a node that proves nothing was to link to another host",
-        Cause("no secret and no certificate was given", "see docs/links.md; or say insecure=True", "settings"),
-    ),
-    _code(
-        "authentication.tls",
-        "the two nodes could not agree on TLS",
-        Cause("one of them has tls=, and the other has not", "give it to both", "settings"),
-        Cause("a certificate is not signed by the CA that the other was given, or has expired", "openssl verify"),
-    ),
-    _code(
-        "busy.unsettled",
-        "a transfer whose deadline has passed may still touch the memory",
-        Cause("the peer or the network is slow, or hangs", "wait until it has settled: `link.unsettled`"),
-        Cause("the peer is gone for good", "end the link; its transfers settle"),
-    ),
-    _code(
-        "closed.forked",
-        "the process was forked from the one that made the object",
-        Cause("multiprocessing's start method is fork", "multiprocessing.set_start_method('spawn')"),
-    ),
-    _code(
-        "closed.dangling",
-        "the owner of registered memory has released or moved it",
-        Cause("a tensor's storage was freed or resized", "unregister first, or `suspend()` and `resume()`"),
-    ),
     _code("link.closed", "the link was closed on this side", Cause("`unlink()` or `close()` was called", "link again")),
     _code(
         "link.broken",
@@ -169,5 +104,21 @@ ENTRIES: tuple[Entry, ...] = (
         "closed.dangling",
         "the owner of registered memory has released or moved it",
         Cause("the tensor was resized or freed, or the allocation closed", "unregister memory first, and free it then"),
+    ),
+    _code(
+        "link.hangup",
+        "the other side closed the connection without a word",
+        Cause("a proxy or another program listens at that port", "check the port", "ports"),
+        Cause("the node has TLS, and this one has not", "give both nodes tls=, or neither", "settings"),
+        Cause("the node was being closed", "link again"),
+    ),
+    _code(
+        "link.busy",
+        "the node has no room for one more handshake",
+        Cause("many nodes start at once", "nothing: linking tries again until its timeout", "settings"),
+        Cause(
+            "something opens connections and says nothing", "see who does; put a firewall before the port", "network"
+        ),
+        Cause("handshakes from this address failed too often", "see why, and wait a minute"),
     ),
 )
