@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -350,7 +349,7 @@ class CacheManager(Moving, Pushing, Layerwise, LocalCopies, Allocating, Remappin
         """Be no more than a name, in a process that was forked: its parent goes on using what is registered."""
         self._closed = self._inherited = True
         _open_managers.discard(self)
-        self._registry.lock = threading.RLock()
+        self._registry.forked()
 
     def __del__(self) -> None:
         if not self._closed:

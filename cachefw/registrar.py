@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any, Protocol
 
 from cachefw import pulls
 from cachefw.cache import Cache, as_int
+from cachefw.config import setting
 from cachefw.core_rules import published
 from cachefw.errors import (
     BusyError,
@@ -188,9 +190,12 @@ class Registrar:
         region = region_of(source, kind)
         owner = owner_of(source)
         registry = self.registry
+        end = time.monotonic() + float(setting("link_timeout"))
         while True:
             remote = published(remote_accessible, [region], ())
             with registry.lock:
+                # Another thread is registering, or giving back, exactly this: what comes of it decides.
+                registry.await_settled(region, end)
                 version = registry.version
                 draft = self._planner.memory_draft(region, remote_accessible)
                 known = self._known(region, remote_accessible, adopt) if draft.regions else None

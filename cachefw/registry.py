@@ -11,6 +11,7 @@ import contextlib
 import enum
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import attrs
@@ -143,6 +144,7 @@ class Registry:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self._settled = threading.Condition(self.lock)
         #: Changes whenever memory comes, goes or turns unusable. Read without the lock on the transfer path.
         self.version = 0
         #: What transfers of any link may still touch although their deadlines have passed.
@@ -251,7 +253,7 @@ class Registry:
     def release(self, memory: Memory, *, quarantined: bool = False) -> None:
         """Free a range, or keep it taken for good when nobody knows what still reaches it."""
         with self.lock:
-            self.version += 1
+            self._moved()
             if quarantined:
                 memory.state = MemoryState.QUARANTINED
                 return
@@ -273,28 +275,28 @@ class Registry:
         with self.lock:
             for memory in memories:
                 memory.state = MemoryState.LIVE
-            self.version += 1
+            self._moved()
 
     def leave(self, memories: Iterable[Memory]) -> None:
         """Close memory to new transfers; `restore` takes it back."""
         with self.lock:
             for memory in memories:
                 memory.state = MemoryState.LEAVING
-            self.version += 1
+            self._moved()
 
     def put(self, memories: Iterable[Memory], state: MemoryState) -> None:
         """Put memory in a state in which no transfer may touch it."""
         with self.lock:
             for memory in memories:
                 memory.state = state
-            self.version += 1
+            self._moved()
 
     def restore(self, before: Mapping[Memory, MemoryState]) -> None:
         """Put memory back in the state it had."""
         with self.lock:
             for memory, state in before.items():
                 memory.state = state
-            self.version += 1
+            self._moved()
 
     @contextlib.contextmanager
     def using(self, memories: Sequence[Memory], operation: str) -> Iterator[None]:
@@ -322,6 +324,28 @@ class Registry:
         """Whether a copy within the process uses some of the memory now."""
         with self.lock:
             return not self._copying.keys().isdisjoint(memories)
+
+    def _moved(self) -> None:
+        self.version += 1
+        self._settled.notify_all()
+
+    def await_settled(self, region: MemoryRegion, until: float) -> None:
+        """Wait while exactly this region is on its way in or out by another thread's doing. The caller holds `lock`.
+
+        Args:
+            region: Which.
+            until: When to wait no longer, by `time.monotonic`.
+        """
+        on_its_way = (MemoryState.RESERVED, MemoryState.LEAVING)
+        while (held := self._memories.get(region.address)) is not None and held.state in on_its_way:
+            left = until - time.monotonic()
+            if held.region != region or left <= 0 or not self._settled.wait(left):
+                return
+
+    def forked(self) -> None:
+        """Have locks that no thread of the parent's can hold."""
+        self.lock = threading.RLock()
+        self._settled = threading.Condition(self.lock)
 
     def next_cache_id(self) -> int:
         """A fresh id; none is used twice."""
