@@ -1,6 +1,7 @@
 """Anything may come in at the control port: no crash, no hang, no memory beyond the limits, and the node stays well.
 
-``CACHEFW_FUZZ=SECONDS`` runs each of these for that long instead of a bounded number of inputs.
+``CACHEFW_FUZZ=SECONDS pytest -s -o faulthandler_timeout=0 tests/test_fuzz.py`` runs each for that long instead of a
+bounded number of inputs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Random links, transfers, deaths and stops, for a while: no wrong byte, nothing left behind, nothing that hangs.
 
-``CACHEFW_SOAK=SECONDS`` makes it as long as wanted; ``CACHEFW_SOAK_SEED`` repeats a run.
+``CACHEFW_SOAK=SECONDS pytest -s -o faulthandler_timeout=0 tests/test_soak.py`` makes it as long as wanted, and
+``CACHEFW_SOAK_SEED`` repeats a run.
 """
 
 from __future__ import annotations
