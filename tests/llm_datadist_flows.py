@@ -482,6 +482,35 @@ def pull_blocks_xpyd_sample(part: str) -> None:
     end(dist, memory)
 
 
+def device_and_host_memory(part: str) -> None:
+    """No sample of the vendor's: memory mapped anew, and a pull from device into host memory."""
+    dist, memory, cache, rows = both(part, {"p": 1, "d": 0}, local_comm_res="", listen_ip_info="127.0.0.1:0")
+    manager = dist.cache_manager
+    outside = np.zeros((2, 3, 10), np.float32)
+    desc = ld.CacheDesc(2, [3, 10], FLOAT, ld.Placement.HOST)
+    addresses = [int(each.ctypes.data) for each in outside]
+    host = manager.register_blocks_cache(desc, addresses, remote_accessible=False)
+    info = ld.MemInfo(ld.Memtype.MEM_TYPE_DEVICE, cache.tensor_addrs[0], 120)
+    refused(ld.LLMStatusCode.LLM_NOT_YET_LINK, manager.remap_registered_memory, info)
+    (other,) = meet(port=port_of(dist))
+    if part == "d":
+        ok(dist.link_clusters([cluster(0, other["port"])], 5000))
+        manager.pull_blocks(ld.BlocksCacheKey(0, 0), cache, [0], [1])
+    meet()
+    if part == "p" and memory.device is None:
+        refused(ld.LLMStatusCode.LLM_FEATURE_NOT_ENABLED, manager.remap_registered_memory, info)
+    elif part == "p":
+        manager.remap_registered_memory([info])
+    meet()
+    if part == "d":
+        manager.pull_blocks(ld.BlocksCacheKey(0, 0), cache, [0], [2])
+        assert rows() == [0, 1, 1]
+        manager.pull_blocks(ld.BlocksCacheKey(0, 0), host, [0, 1], [2, 0])
+        assert outside[:, :, 0].tolist() == [[1, 0, 1]] * 2
+    meet()
+    end(dist, memory)
+
+
 PARTS = {"pull_blocks_xpyd_sample": ("p1", "p2", "d")}
 FLOWS: dict[str, Callable[[str], None]] = {
     flow.__name__: flow
@@ -495,6 +524,7 @@ FLOWS: dict[str, Callable[[str], None]] = {
         switch_role_sample,
         hixl_transfer_backend_sample,
         pull_blocks_xpyd_sample,
+        device_and_host_memory,
     )
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from llm_datadist_kit import GET, HOST_POOL, INVALID, LEGACY, POOL, Cache, Instance, code, refuse
 
 from cachefw.compat import llm_datadist as ld
+from cachefw.compat.llm_datadist.v2.cache_manager import CacheManager
 
 DESC = ld.CacheDesc(2, [4, 32], ld.DataType.DT_UINT8)
 ONE = ld.CacheDesc(1, [4, 32], ld.DataType.DT_UINT8)
@@ -673,3 +675,69 @@ def test_a_manager_that_was_kept_after_finalize() -> None:
     # A handle of the engine before has the same id, and is another cache.
     refuse(code("KV_CACHE_NOT_EXIST"), lambda: bench.manager.copy_cache(bench.c, bench.c, 0, 1))
     bench.instance.dist.finalize()
+
+
+# ---------------------------------------------------------------------- signatures
+
+SIGNATURES = {
+    ld.LLMDataDist: {
+        "__init__": "role, cluster_id",
+        "init": "options",
+        "finalize": "",
+        "check_link_status": "remote_cluster_id",
+        "link_clusters": "clusters, timeout=3000",
+        "unlink_clusters": "clusters, timeout=3000, force=False",
+        "link": "comm_name, cluster_rank_info, rank_table",
+        "unlink": "comm_id",
+        "query_register_mem_status": "comm_id",
+        "switch_role": "role, switch_options=None",
+    },
+    CacheManager: {
+        "register_cache": "cache_desc, addrs, cache_keys=(), remote_accessible=None",
+        "register_blocks_cache": "cache_desc, addrs, blocks_cache_key=None, remote_accessible=None",
+        "unregister_cache": "cache_id",
+        "allocate_cache": "cache_desc, cache_keys=()",
+        "allocate_blocks_cache": "cache_desc, blocks_cache_key=None",
+        "deallocate_cache": "cache",
+        "deallocate_blocks_cache": "cache",
+        "remove_cache_key": "cache_key",
+        "pull_cache": "cache_key, cache, batch_index=0, size=-1, **kwargs",
+        "pull_blocks": "src_cache_key, dst_cache, src_blocks=(), dst_blocks=(), **kwargs",
+        "push_cache": "dst_cache_key, src_cache, src_batch_index=0, src_layer_range=None, dst_layer_range=None, "
+        "size=-1, tensor_num_per_layer=2",
+        "push_blocks": "dst_cache_key, src_cache, src_blocks=(), dst_blocks=(), src_layer_range=None, "
+        "dst_layer_range=None, tensor_num_per_layer=2",
+        "copy_cache": "dst, src, dst_batch_index=0, src_batch_index=0, offset=0, size=-1, req_id=None",
+        "copy_blocks": "cache, copy_block_info",
+        "swap_blocks": "src_cache, dst_cache, src_to_dst",
+        "transfer_cache_async": "src_cache, layer_synchronizer, transfer_configs, src_block_indices=None, "
+        "dst_block_indices=None, dst_block_memory_size=None",
+        "remap_registered_memory": "mem_infos",
+        "check_cache_key": "cache_key",
+        "set_is_call_linked": "",
+    },
+    ld.CacheDesc: {
+        "__init__": "num_tensors, shape, data_type, placement=Placement.DEVICE, batch_dim_index=0, "
+        "seq_len_dim_index=-1, kv_tensor_format=None",
+    },
+    ld.CacheKeyByIdAndIndex: {"__init__": "cluster_id, cache_id, batch_index=0"},
+    ld.TransferConfig: {"__init__": "dst_cluster_id, dst_addrs, src_layer_range=None, src_batch_index=0"},
+    ld.TransferWithCacheKeyConfig: {
+        "__init__": "cache_key, src_layer_range=None, dst_layer_range=None, src_batch_index=0"
+    },
+    ld.CacheTask: {"synchronize": "timeout_in_millis=None", "get_results": "timeout_in_millis=None"},
+    ld.LayerSynchronizer: {"synchronize_layer": "layer_index, timeout_in_millis"},
+    ld.MemInfo: {"__init__": "mem_type, addr, size"},
+}
+
+
+@pytest.mark.parametrize(("cls", "name"), [(cls, name) for cls, calls in SIGNATURES.items() for name in calls])
+def test_calls_have_the_vendors_signatures(cls: type, name: str) -> None:
+    found = inspect.signature(getattr(cls, name)).parameters.values()
+    shown = [
+        f"{'**' if each.kind is each.VAR_KEYWORD else ''}{each.name}"
+        + ("" if each.default is each.empty else f"={each.default!s}")
+        for each in found
+        if each.name != "self"
+    ]
+    assert ", ".join(shown) == SIGNATURES[cls][name]

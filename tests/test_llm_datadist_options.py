@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -466,6 +467,7 @@ GLOBAL = [
     ({"channel_pool.high_waterline": 0.5}, "low_waterline"),
     ({"channel_pool.high_waterline": 2, "channel_pool.low_waterline": 0.1}, "high_waterline"),
     ({"fabric_memory.task_stream_num": 9}, "task_stream_num"),
+    ({"local_comm_res_path": 5}, "local_comm_res_path"),
 ]
 
 
@@ -475,11 +477,23 @@ def test_a_wrong_resource_configuration(document: Any, says: str) -> None:
 
 
 def test_a_resource_configuration() -> None:
-    assert resource_config('{"comm_resource_config.protocol_desc": "roce:host", "connect_pool.thread_num": "2"}') == (
-        "roce:host",
-    )
+    config = resource_config('{"comm_resource_config.protocol_desc": "roce:host", "connect_pool.thread_num": "2"}')
+    assert config.protocols == ("roce:host",)
     with pytest.warns(UserWarning, match=r"did you mean 'comm_resource_config\.qos'"):
-        assert resource_config('{"comm_resource_config.qqos": 1}') == ()
+        assert resource_config('{"comm_resource_config.qqos": 1}').protocols == ()
+
+
+def test_communication_resources_may_be_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "resources.json"
+    options = {**HIXL, "llm.GlobalResourceConfig": json.dumps({"local_comm_res_path": str(file)})}
+    refuse(INVALID, lambda: parse(options))
+    file.write_text("")
+    refuse(INVALID, lambda: parse(options))
+    file.write_text(ENDPOINT)
+    assert parse(options).protocols == ("roce:host",)
+    assert parse({**options, "llm.LocalCommRes": ""}).protocols == ("roce:host",)
+    # The option itself counts first.
+    assert parse({**options, "llm.LocalCommRes": '{"version": "1.3"}'}).protocols == ()
 
 
 # ---------------------------------------------------------------------- transports

@@ -13,7 +13,9 @@ import attrs
 from cachefw.compat.llm_datadist.engine.resources import (
     CommRes,
     PoolConfig,
+    ResourceConfig,
     comm_res,
+    comm_res_file,
     load,
     pool_config,
     resource_config,
@@ -117,10 +119,9 @@ def parse(options: Mapping[str, str]) -> EngineOptions:
     for key in ("llm.RdmaTrafficClass", "llm.RdmaServiceLevel"):
         _number(options, key, 0, 0, 2**32 - 1)
     total = _number(options, "llm.LinkTotalTime", 0, 0, 2**32 - 1) or _connect_timeout()
-    resources, problem = _resources(options, hixl)
-    protocols = resources.protocols if resources is not None else ()
-    if hixl and options.get("llm.GlobalResourceConfig"):
-        protocols = resource_config(options["llm.GlobalResourceConfig"]) or protocols
+    config = resource_config(options["llm.GlobalResourceConfig"]) if hixl and _config(options) else ResourceConfig()
+    resources, problem = _resources(options, hixl, config.comm_res_path)
+    protocols = config.protocols or (resources.protocols if resources is not None else ())
     return EngineOptions(
         device_id=_device(options),
         get_mode=_flag(options, "llm.EnableRemoteCacheAccessible"),
@@ -178,10 +179,15 @@ def _connect_timeout() -> int:
     return int(text) if text.isdigit() and int(text) > 0 else 120
 
 
-def _resources(options: Mapping[str, str], hixl: bool) -> tuple[CommRes | None, LLMException | None]:
+def _config(options: Mapping[str, str]) -> str:
+    return options.get("llm.GlobalResourceConfig", "")
+
+
+def _resources(options: Mapping[str, str], hixl: bool, path: str) -> tuple[CommRes | None, LLMException | None]:
     """The engine over communicators says only when it links what is wrong with its resources."""
     try:
-        resources = comm_res(options.get("llm.LocalCommRes", ""))
+        text = options.get("llm.LocalCommRes", "")
+        resources = comm_res(comm_res_file(path) if path and not text else text)
         if resources is not None and resources.version == "1.3" and not hixl:
             raise invalid("local_comm_res of version 1.3 needs llm.TransferBackend = 'hixl'")
     except LLMException as error:

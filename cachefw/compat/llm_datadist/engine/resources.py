@@ -15,7 +15,7 @@ import attrs
 from cachefw.compat.llm_datadist.status import invalid
 from cachefw.compat.llm_datadist.utils.utils import near
 
-__all__ = ["CommRes", "PoolConfig", "comm_res", "pool_config", "resource_config"]
+__all__ = ["CommRes", "PoolConfig", "ResourceConfig", "comm_res", "comm_res_file", "pool_config", "resource_config"]
 
 _PROTOCOLS = ("roce", "ub_ctp", "uboe", "ub_rtp")
 _DESCRIPTIONS = (
@@ -182,6 +182,11 @@ def _anything(where: str, name: str, value: Any) -> None:
     """Passed on to the vendor's library where there is one."""
 
 
+def _text(where: str, name: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise invalid(f"{where}: {name} must be a text, not {value!r}")
+
+
 def _protocol(where: str, name: str, value: Any) -> None:
     for each in value if isinstance(value, list) else [value]:
         if each not in _DESCRIPTIONS:
@@ -195,7 +200,7 @@ _RESOURCE_FIELDS: dict[str, Callable[[str, str, Any], None]] = {
     f"{_COMM}.listen_port": _number(1, 65535),
     f"{_COMM}.qos": _number(0, 7),
     f"{_COMM}.max_active_channels": _number(1, 2**32 - 1),
-    "local_comm_res_path": _anything,
+    "local_comm_res_path": _text,
     "connect_pool.thread_num": _number(1, 64),
     "connect_pool.task_queue_capacity": _number(1, 65535),
     "channel_pool.max_channel": _number(1, 512),
@@ -208,8 +213,16 @@ _RESOURCE_FIELDS: dict[str, Callable[[str, str, Any], None]] = {
 }
 
 
-def resource_config(text: str) -> tuple[str, ...]:
-    """The protocols that ``global_resource_config`` asks for, best first.
+@attrs.frozen
+class ResourceConfig:
+    """What of ``global_resource_config`` counts here: protocols, best first, and a file of communication resources."""
+
+    protocols: tuple[str, ...] = ()
+    comm_res_path: str = ""
+
+
+def resource_config(text: str) -> ResourceConfig:
+    """What ``global_resource_config`` asks for.
 
     Raises:
         LLMException: The document cannot be right.
@@ -223,4 +236,21 @@ def resource_config(text: str) -> tuple[str, ...]:
     if ("channel_pool.high_waterline" in document) != ("channel_pool.low_waterline" in document):
         raise invalid(f"{name}: channel_pool.high_waterline and low_waterline go together; give both")
     wanted = document.get(f"{_COMM}.protocol_desc", [])
-    return tuple(wanted if isinstance(wanted, list) else [wanted])
+    protocols = tuple(wanted if isinstance(wanted, list) else [wanted])
+    return ResourceConfig(protocols, document.get("local_comm_res_path", ""))
+
+
+def comm_res_file(path: str) -> str:
+    """The communication resources in a file of 1 byte to 1 MiB.
+
+    Raises:
+        LLMException: There is no such file, or it cannot be right.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(2**20 + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise invalid(f"local_comm_res_path {path!r} cannot be read: {error}") from None
+    if not 1 <= len(text) <= 2**20:
+        raise invalid(f"local_comm_res_path {path!r} must have 1 byte to 1 MiB")
+    return text
