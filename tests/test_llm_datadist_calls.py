@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from llm_datadist_kit import GET, HOST_POOL, INVALID, LEGACY, POOL, Cache, Instance, code, refuse
 
 from cachefw.compat import llm_datadist as ld
+from cachefw.compat.llm_datadist.engine import engine
 from cachefw.compat.llm_datadist.v2.cache_manager import CacheManager
 
 DESC = ld.CacheDesc(2, [4, 32], ld.DataType.DT_UINT8)
@@ -228,6 +229,17 @@ def test_the_last_blocks_cache_of_a_model_has_its_name() -> None:
         assert names == {("blocks", 0, 3): second.handle.cache_id}
         instance.manager.unregister_cache(first.handle.cache_id)
         assert names == instance.dist._engine.manager.registry.names
+    finally:
+        instance.dist.finalize()
+
+
+def test_memory_of_a_device_is_not_taken_for_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "device_runtime", lambda: "libascendcl.so")
+    instance = Instance(1, **GET)
+    try:
+        error = refuse(INVALID, instance.cache)
+        assert "libascendcl.so is loaded" in str(error)
+        instance.cache(placement=ld.Placement.HOST)
     finally:
         instance.dist.finalize()
 

@@ -30,6 +30,7 @@ __all__ = [
     "Engine",
     "address_of",
     "decode_note",
+    "device_runtime",
     "encode_note",
     "log_error",
     "named_arguments",
@@ -176,7 +177,7 @@ class Engine:
         if MemoryKind.DEVICE in self.kinds:
             return MemoryKind.DEVICE
         # On a machine without a device, what the program calls device memory can only be ordinary memory.
-        runtime = _device_runtime()
+        runtime = device_runtime()
         if runtime is not None:
             raise refusal(
                 RequestError,
@@ -293,7 +294,7 @@ def log_error(library: str, call: str, error: CacheError, answer: object) -> Non
     _log.error("%s: %s returns %s: %s", library, call, answer, error)
 
 
-def _device_runtime() -> str | None:
+def device_runtime() -> str | None:
     """The runtime of a real device that this process has loaded, if any."""
     if os.environ.get("CACHEFW_ASCENDCL") == "simulator":
         return None

@@ -9,6 +9,7 @@ from typing import Any
 
 from cachefw import cache as core
 from cachefw import memory
+from cachefw.compat.engine import device_runtime
 from cachefw.compat.llm_datadist.configs import LLMClusterInfo
 from cachefw.compat.llm_datadist.engine.gate import Gate
 from cachefw.compat.llm_datadist.engine.keys import Keys, native_key
@@ -22,8 +23,9 @@ from cachefw.compat.llm_datadist.status import LLMStatusCode, failed, invalid, o
 from cachefw.compat.llm_datadist.utils.log import log
 from cachefw.compat.llm_datadist.v2._caches import CacheDesc, RegisterMemStatus
 from cachefw.compat.llm_datadist.v2._keys import BlocksCacheKey, CacheKey
-from cachefw.errors import CacheError, OutOfMemoryError, TransportUnavailable
+from cachefw.errors import CacheError, OutOfMemoryError, TransportUnavailable, UnsupportedOperation
 from cachefw.links.link import Link
+from cachefw.transport import Capability
 
 __all__ = ["Engine"]
 
@@ -40,7 +42,7 @@ class Engine:
         options: What to run by.
 
     Attributes:
-        emulated: Whether device memory is host memory here, because no open transport takes device memory.
+        emulated: Whether device memory is host memory here, because no open transport moves memory of a device.
 
     Raises:
         LLMException: A transport cannot be opened, a pool cannot be had, or the address cannot be listened on.
@@ -73,8 +75,8 @@ class Engine:
             raise _init_failed(error) from error
         self.manager = self.node.cache_manager
         try:
-            kinds = frozenset().union(*(self.manager.transport(name).info.kinds for name in names))
-            self.emulated = memory.MemoryKind.DEVICE not in kinds
+            self._runtime = device_runtime()
+            self.emulated = not self._moves_device_memory()
             if self.emulated:
                 _log.warning("no device memory here: Placement.DEVICE is host memory, moved by %s", ", ".join(names))
             _log.info("cluster %d uses %s", self.cluster_id, ", ".join(names))
@@ -96,6 +98,12 @@ class Engine:
         except BaseException:
             self.node.close()
             raise
+
+    def _moves_device_memory(self) -> bool:
+        """Whether a transport takes device memory, and there is a device: its own runtime's, or one loaded already."""
+        takers = [self.manager.transport(name).info for name in self.manager.transports]
+        takers = [info for info in takers if memory.MemoryKind.DEVICE in info.kinds]
+        return any(self._runtime is not None or Capability.IDENTIFY in info.capabilities for info in takers)
 
     def close(self) -> None:
         """Unlink everything, give everything back, free the pools. Waits for calls that are under way; idempotent."""
@@ -197,7 +205,17 @@ class Engine:
     # ------------------------------------------------------------------ caches
 
     def placement(self, placement: core.Placement) -> core.Placement:
-        """Where memory lies, for cachefw."""
+        """Where memory lies, for cachefw.
+
+        Raises:
+            LLMException: There is a device, and no open transport moves its memory.
+        """
+        if self.emulated and placement is core.Placement.DEVICE and self._runtime is not None:
+            opened = ", ".join(self.manager.transports)
+            raise invalid(
+                f"{self._runtime} is loaded, and none of the open transports ({opened}) moves device memory; choose one "
+                "that does with cachefw.transports, or say Placement.HOST"
+            )
         return core.Placement.HOST if self.emulated else placement
 
     def native_desc(self, desc: CacheDesc) -> core.CacheDesc:
@@ -325,5 +343,6 @@ def _init_failed(error: CacheError) -> CacheError:
     if isinstance(error, OutOfMemoryError):
         return translated(error, "init")
     status = LLMStatusCode.LLM_FAILED
-    hint = "; the option cachefw.transports names others" if isinstance(error, TransportUnavailable) else ""
+    unable = isinstance(error, (TransportUnavailable, UnsupportedOperation))
+    hint = "; the option cachefw.transports names others, or more" if unable else ""
     return failed(status, f"init failed, {status}: {error}{hint}", "init", code=error.code, facts=error.facts)

@@ -172,10 +172,10 @@ class Links:
                 link = self._node.link(address, max(deadline - time.monotonic(), 0.001))
                 break
             except BrokenError as error:
-                late = time.monotonic() + _PAUSE >= deadline
-                if late and error.code == "link.unreachable":
+                now = time.monotonic()
+                if now >= deadline and error.code == "link.unreachable":
                     raise failed(LLMStatusCode.LLM_TIMEOUT, str(error), "link_clusters") from error
-                if late or attempt + 1 == self._options.link_retry_count:
+                if now + _PAUSE >= deadline or attempt + 1 == self._options.link_retry_count:
                     raise
                 time.sleep(_PAUSE)
         self.check_peer(link, deadline)
