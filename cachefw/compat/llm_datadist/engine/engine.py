@@ -213,8 +213,8 @@ class Engine:
         if self.emulated and placement is core.Placement.DEVICE and self._runtime is not None:
             opened = ", ".join(self.manager.transports)
             raise invalid(
-                f"{self._runtime} is loaded, and none of the open transports ({opened}) moves device memory; choose one "
-                "that does with cachefw.transports, or say Placement.HOST"
+                f"{self._runtime} is loaded, and none of the open transports ({opened}) moves device memory; choose "
+                "one that does with cachefw.transports, or say Placement.HOST"
             )
         return core.Placement.HOST if self.emulated else placement
 
