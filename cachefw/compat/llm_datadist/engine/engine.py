@@ -262,7 +262,7 @@ class Engine:
         """Register a blocks cache; of two under one model id the later one has the name."""
         name = None if key is None else native_key(key, self.cluster_id)
         native = self.native_desc(desc)
-        if name is not None:
+        if name is not None and name.local_name in self.manager.registry.names:
             self._make_room(native, addrs, name, accessible)
         return self.manager.register_blocks_cache(native, addrs, name, accessible)
 
