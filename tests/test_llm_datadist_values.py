@@ -173,6 +173,33 @@ def test_a_program_that_imports_the_vendors_names_runs_unchanged(tmp_path: Path)
     assert (done.returncode, done.stdout) == (0, "CacheManager\n"), done.stderr
 
 
+def test_a_program_may_end_without_finalizing(tmp_path: Path) -> None:
+    code = (
+        "import numpy as np\n"
+        "from cachefw.compat import llm_datadist as ld\n"
+        "dist = ld.LLMDataDist(ld.LLMRole.PROMPT, 1)\n"
+        "dist.init({'llm.LocalCommRes': '', 'llm.listenIpInfo': '127.0.0.1:0', 'cachefw.transports': 'host'})\n"
+        "memory = np.zeros((4, 32), np.uint8)\n"
+        "desc = ld.CacheDesc(1, [4, 32], ld.DataType.DT_UINT8)\n"
+        "dist.cache_manager.register_blocks_cache(desc, [memory.ctypes.data], ld.BlocksCacheKey(1))\n"
+        "device = {'device': [{'rank_id': '0'}, {'rank_id': '1'}], 'server_id': 'x'}\n"
+        "import json\n"
+        "dist.link('alone', {1: 0, 2: 1}, json.dumps({'server_list': [device]}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    # Only that there is no device; what is left is given back without a word, and so is the card for other members.
+    assert done.stderr.count("\n") == done.stderr.count("no device memory here") == 1, done.stderr
+    assert not list(tmp_path.glob("cachefw-*/*/*"))
+
+
 # ---------------------------------------------------------------------- enumerations
 
 ENUMS = [
