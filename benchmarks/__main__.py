@@ -16,8 +16,9 @@ from benchmarks.paths import HCCS, HCCS_WORKLOADS, PATHS, RDMA, RDMA_WORKLOADS, 
 WORKLOADS = ("w1", "w2", "w3", "w4", "w5", "w6")
 
 _PATHS_HELP = (
-    "Paths: shm, cma, tcp, hccs (w1 to w4 alone, between emulated devices, SIMULATED), and rdma (w1 to w3 alone, over "
-    "UCX: rdma-tcp and rdma-shm, beside ucx_perftest, and beside NIXL where CACHEFW_BENCHMARKS_NIXL names its Python)."
+    "Paths: shm, cma, tcp, tls, hccs (w1 to w4 alone, between emulated devices, SIMULATED), and rdma (w1 to w3 alone, "
+    "over UCX: rdma-tcp and rdma-shm, beside ucx_perftest, and beside NIXL where CACHEFW_BENCHMARKS_NIXL names its "
+    "Python)."
 )
 _GROUPS = {"rdma": RDMA}
 _ONLY = {HCCS: HCCS_WORKLOADS, **dict.fromkeys(RDMA, RDMA_WORKLOADS)}

@@ -9,10 +9,9 @@ import sys
 def main() -> None:
     import numpy as np
 
-    import cachefw
+    from benchmarks.paths import node as make_node
 
-    settings = {"host": {"paths": ["tcp"]}} if sys.argv[1] == "tcp" else None
-    with cachefw.Node(2, transports=["host"], settings=settings) as node:
+    with make_node(2, sys.argv[1]) as node:
         manager = node.cache_manager
         owner = manager.allocate(4096) if sys.argv[1] == "shm" else np.empty(4096, np.uint8)
         memory = manager.register_memory(owner)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,10 +30,12 @@ __all__ = [
 ]
 
 HCCS = "hccs"
-TCP = "tcp"
+TCP, TLS = "tcp", "tls"
+#: Paths over plain connections or encrypted ones; the limit of both is what plain ones can do.
+NETWORK = (TCP, TLS)
 #: Over UCX, and its transports in `benchmarks.rdma.TLS`.
 RDMA = ("rdma-tcp", "rdma-shm")
-PATHS = ("shm", "cma", TCP, HCCS, *RDMA)
+PATHS = ("shm", "cma", TCP, TLS, HCCS, *RDMA)
 #: Paths whose memory the raw limits can map.
 SHARED = ("shm", HCCS)
 HCCS_WORKLOADS = ("w1", "w2", "w3", "w4")
@@ -41,8 +46,9 @@ SIMULATED = "SIMULATED"
 
 def installed() -> tuple[str, ...]:
     """The paths whose transports are there."""
-    needed = {HCCS: "cachefw_hccs", **dict.fromkeys(RDMA, "cachefw_rdma")}
-    return tuple(path for path in PATHS if path not in needed or importlib.util.find_spec(needed[path]) is not None)
+    there = {HCCS: importlib.util.find_spec("cachefw_hccs") is not None, TLS: shutil.which("openssl") is not None}
+    there.update(dict.fromkeys(RDMA, importlib.util.find_spec("cachefw_rdma") is not None))
+    return tuple(path for path in PATHS if there.get(path, True))
 
 
 def environment(path: str) -> dict[str, str]:
@@ -60,13 +66,27 @@ def node(cluster: int, path: str, address: str | None = None, **options: Any) ->
         settings = {"hccs": {"device": cluster - 1}}
         return cachefw.Node(cluster, address, transports=["hccs"], settings=settings, **options)
     if path in RDMA:
-        from benchmarks.rdma import TLS
+        from benchmarks import rdma
 
-        settings = {"rdma": {"tls": TLS[path]}}
+        settings = {"rdma": {"tls": rdma.TLS[path]}}
         return cachefw.Node(cluster, address, transports=["rdma"], settings=settings, **options)
-    if path == TCP:
+    if path in NETWORK:
         options["settings"] = {"host": {"paths": [TCP]}}
+    if path == TLS:
+        options["tls"] = _certificate()
     return cachefw.Node(cluster, address, transports=["host"], **options)
+
+
+def _certificate() -> tuple[Path, Path, Path]:
+    """A certificate that both sides show and trust, made once, and its key."""
+    from benchmarks import raw
+
+    cert, key = (raw.folder() / f"benchmark.{kind}" for kind in ("crt", "key"))
+    if not cert.exists():
+        cert.parent.mkdir(parents=True, exist_ok=True)
+        command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 30 -subj /CN=benchmarks"
+        subprocess.run([*command.split(), "-keyout", key, "-out", cert], check=True, capture_output=True)
+    return cert, key, cert
 
 
 class DeviceMemory:

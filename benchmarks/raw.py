@@ -102,7 +102,7 @@ def _compiled() -> Path:
 def ways(path: str, threads: tuple[int, ...] = (1, 2)) -> dict[str, tuple[int, int]]:
     """The raw ways to move memory on a path: name -> (way, threads)."""
     lib = load().lib
-    if path == "tcp":
+    if path in ("tcp", "tls"):
         return {f"{count} conn., {count} thr.": (TCP, count) for count in threads}
     if path == "cma":
         return {f"readv, {count} thr.": (lib.RAW_READV, count) for count in threads}

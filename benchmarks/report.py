@@ -13,7 +13,7 @@ import attrs
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.paths import HCCS, RDMA, SIMULATED, TCP
+from benchmarks.paths import HCCS, RDMA, SIMULATED, TCP, TLS
 from benchmarks.rdma import NIXL, PERFTEST
 from benchmarks.shapes import MIB, SHAPES
 
@@ -23,6 +23,7 @@ _HCCS_GOALS = {"w1": 0.8, "w2": 0.8, "w3": None}
 #: Against UCX's own benchmark on the same path, and against NIXL.
 _UCX_GOAL, _NIXL_GOAL = 0.95, 1.0
 _TCP_GOALS = {"w1": 0.9, "w2": 0.85, "w3": 0.8}
+_TLS_GOALS = {"w1": 0.6, "w2": 0.6, "w3": None}
 _SMALL_GOAL = 3.0
 _SMALL_TCP_GOAL = 1.5
 _PLAN_GOAL_MS = 5.0
@@ -119,7 +120,7 @@ def _large(workload: str, path: str, outcome: dict[str, Any]) -> list[Row]:
     limits = {name: taken for name, taken in medians.items() if name not in ("as called", "prepared")}
     best = min(limits, key=limits.__getitem__)
     found = []
-    goals: dict[str, Any] = {HCCS: _HCCS_GOALS, TCP: _TCP_GOALS}.get(path, _GOALS)
+    goals: dict[str, Any] = {HCCS: _HCCS_GOALS, TCP: _TCP_GOALS, TLS: _TLS_GOALS}.get(path, _GOALS)
     for what, goal in (("as called", goals[workload]), ("prepared", None)):
         taken = outcome["ns"][what]
         row = Row(workload, path, what, nbytes / medians[what], nbytes / limits[best], "GB/s", best, goal=goal)
@@ -175,7 +176,10 @@ def _small(path: str, outcome: dict[str, Any]) -> list[Row]:
     for kind, times in outcome["p50_p99_ns"].items():
         limits = {name: taken for name, taken in times.items() if name not in ("prepared", "read")}
         best = min(limits, key=lambda name: limits[name][0])
-        for what, goal in (("prepared", {HCCS: None, TCP: _SMALL_TCP_GOAL}.get(path, _SMALL_GOAL)), ("read", None)):
+        for what, goal in (
+            ("prepared", {HCCS: None, TCP: _SMALL_TCP_GOAL, TLS: None}.get(path, _SMALL_GOAL)),
+            ("read", None),
+        ):
             for index, percentile in enumerate(("p50", "p99")):
                 ours, raw = times[what][index] / 1e3, limits[best][index] / 1e3
                 text = f"{kind}, {what}, {percentile}"

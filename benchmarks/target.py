@@ -9,7 +9,7 @@ import sys
 
 def main() -> None:
     order = json.loads(sys.argv[1])
-    from benchmarks.paths import SHARED, TCP
+    from benchmarks.paths import NETWORK, SHARED
     from benchmarks.paths import node as make_node
 
     with make_node(1, order["path"], "127.0.0.1:0") as node:
@@ -26,7 +26,7 @@ def main() -> None:
             about["buffers"] = buffers.addresses
             if order["path"] in SHARED:
                 about["files"] = shared_files(os.getpid(), buffers.addresses)
-            if order["path"] == TCP:
+            if order["path"] in NETWORK:
                 about["port"] = load().lib.raw_tcp_serve()
         print(json.dumps(about), flush=True)
         sys.stdin.read()

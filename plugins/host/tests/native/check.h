@@ -94,6 +94,7 @@ void test_cma(void);
 void test_jobs(void);
 void test_clients(void);
 void test_streams(void);
+void test_tls(void);
 void test_hostile(void);
 
 #endif

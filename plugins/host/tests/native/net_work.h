@@ -51,15 +51,21 @@ static inline void tcp_pair(int fds[2])
     close(door);
 }
 
-static inline void join(const side *asks, const side *serves, int streams)
+/* With a key by TLS, where the one that serves has dialled every other time. */
+static inline void join_with(const side *asks, const side *serves, int streams, const uint8_t *key)
 {
     while (streams-- > 0) {
         int fds[2];
 
         tcp_pair(fds);
-        CHECK_EQUAL(cfw_peer_add(serves->peer, fds[1], CFW_ROLE_SERVE, NULL, 0), 0);
-        CHECK_EQUAL(cfw_peer_add(asks->peer, fds[0], CFW_ROLE_ASK, NULL, 0), 0);
+        CHECK_EQUAL(cfw_peer_add(serves->peer, fds[1], CFW_ROLE_SERVE, key, streams % 2), 0);
+        CHECK_EQUAL(cfw_peer_add(asks->peer, fds[0], CFW_ROLE_ASK, key, 1 - streams % 2), 0);
     }
+}
+
+static inline void join(const side *asks, const side *serves, int streams)
+{
+    join_with(asks, serves, streams, NULL);
 }
 
 static inline cfw_job *send_job(const side *from, cfw_batch *batch)

@@ -343,6 +343,7 @@ static const struct {
               {"jobs", test_jobs},
               {"clients", test_clients},
               {"streams", test_streams},
+              {"tls", test_tls},
               {"hostile", test_hostile}};
 
 int main(int argc, char **argv)

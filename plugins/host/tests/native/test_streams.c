@@ -15,15 +15,17 @@ static uint64_t remote_area(const work *some, uint32_t op)
     return addr(op == CFW_NET_READ ? some->from : some->to);
 }
 
-static void move(uint32_t op, uint64_t size, uint64_t count, int streams)
+static const uint8_t some_key[CFW_TLS_KEY] = {1, 2, 3}, other_key[CFW_TLS_KEY] = {1, 2, 4};
+
+static void move(uint32_t op, uint64_t size, uint64_t count, int streams, const uint8_t *key)
 {
     side here = make_side(2, 20 * SECOND), there = make_side(2, 20 * SECOND);
     work some = make_net_work(op, 3, size, count);
 
     CHECK_EQUAL(cfw_net_expose(there.net, remote_area(&some, op), AREA, 3), 0);
-    join(&here, &there, streams);
+    join_with(&here, &there, streams, key);
     CHECK_EQUAL(cfw_peer_live(here.peer), streams);
-    for (int round = 0; round < 3; ++round) {
+    for (int round = 0; round < 2; ++round) {
         memset(some.to, 0, AREA);
         cfw_result result = outcome(send_job(&here, some.batch));
 
@@ -37,15 +39,40 @@ static void move(uint32_t op, uint64_t size, uint64_t count, int streams)
     free_work(&some);
 }
 
-static void test_moves(void)
+static void test_moves(const uint8_t *key)
 {
     for (uint32_t op = CFW_NET_READ; op <= CFW_NET_WRITE; ++op) {
-        move(op, 1, 1, 1);
-        move(op, 4096, 1, 1);
-        move(op, 4001, 800, 1);
-        move(op, ITEM, COUNT, 2);
-        move(op, ITEM * 198, 1, 3);
-        move(op, 3, 3000, 2);
+        move(op, 1, 1, 1, key);
+        move(op, 4096, 1, 1, key);
+        move(op, 4001, 800, 1, key);
+        move(op, ITEM, COUNT, 2, key);
+        move(op, ITEM * 198, 1, 3, key);
+        move(op, 3, 3000, 2, key);
+    }
+}
+
+/* Two ends with different keys, and one that does not encrypt, move nothing. */
+static void test_keys(void)
+{
+    const uint8_t *keys[] = {other_key, NULL};
+
+    for (int way = 0; way < 4; ++way) {
+        side       here = make_side(1, SECOND / 4), there = make_side(1, SECOND / 4);
+        work       some = make_net_work(CFW_NET_READ, 7, ITEM, COUNT);
+        int        fds[2];
+        cfw_job   *job;
+        int        status;
+
+        CHECK_EQUAL(cfw_net_expose(there.net, addr(some.from), AREA, 3), 0);
+        tcp_pair(fds);
+        CHECK_EQUAL(cfw_peer_add(there.peer, fds[1], CFW_ROLE_SERVE, way < 2 ? some_key : keys[way % 2], 1), 0);
+        CHECK_EQUAL(cfw_peer_add(here.peer, fds[0], CFW_ROLE_ASK, way < 2 ? keys[way % 2] : some_key, 0), 0);
+        status = cfw_peer_post(here.peer, some.batch, &job);
+        CHECK(status == -ENOTCONN || outcome(job).status < 0);
+        CHECK_EQUAL(arrived(&some), 0);
+        free_side(&here);
+        free_side(&there);
+        free_work(&some);
     }
 }
 
@@ -103,7 +130,7 @@ static void test_conceal(void)
     side here = make_side(2, 20 * SECOND), there = make_side(2, 20 * SECOND);
     work some = make_net_work(CFW_NET_WRITE, 7, ITEM, COUNT);
 
-    for (int round = 0; round < 40; ++round) {
+    for (int round = 0; round < 20; ++round) {
         cfw_job   *job;
         cfw_result result;
 
@@ -152,7 +179,7 @@ static void test_ends(void)
 {
     enum { JOBS = 4 };
 
-    for (int round = 0; round < 20; ++round) {
+    for (int round = 0; round < 12; ++round) {
         uint32_t op   = round % 2 ? CFW_NET_READ : CFW_NET_WRITE;
         side     here = make_side(2, 20 * SECOND), there = make_side(2, 20 * SECOND);
         work     some[JOBS];
@@ -270,11 +297,21 @@ static void test_threads(void)
 
 void test_streams(void)
 {
-    test_moves();
+    test_moves(NULL);
     test_bounds();
     test_conceal();
     test_silence();
     test_ends();
     test_more();
     test_threads();
+}
+
+void test_tls(void)
+{
+    if (cfw_tls_probe() != 0) {
+        printf("tls: NOT TESTED, as there is no OpenSSL 3 here\n");
+        return;
+    }
+    test_moves(some_key);
+    test_keys();
 }
