@@ -7,12 +7,14 @@ import importlib
 import importlib.util
 import random
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import msgspec
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from hypothesis import strategies as st
 
 import cachefw
 from cachefw.plugins import catalogue
+from cachefw.session import TlsContexts
 from cachefw.testing.sessions import sessions
 from cachefw.transport import Operation
 
@@ -253,6 +256,7 @@ class SlowNetwork:
         self._door = socket.create_server(("127.0.0.1", 0))
         self.port = self._door.getsockname()[1]
         self._open = [self._door]
+        self.seen = bytearray()
         self.held = threading.Event()
         self.held.set()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -273,6 +277,7 @@ class SlowNetwork:
                 if draw.random() < 0.02:
                     time.sleep(0.005)
                 self.held.wait()
+                self.seen += data
                 sink.sendall(data)
         for connection in (source, sink):
             with contextlib.suppress(OSError):
@@ -287,13 +292,15 @@ class SlowNetwork:
 
 
 @contextlib.contextmanager
-def through_a_slow_network(seed: int, size: int) -> Iterator[tuple[Any, np.ndarray, np.ndarray, SlowNetwork]]:
+def through_a_slow_network(
+    seed: int, size: int, tls: TlsContexts | None = None
+) -> Iterator[tuple[Any, np.ndarray, np.ndarray, SlowNetwork]]:
     made = Ends(streams=2, tcp_timeout=20)
     told = msgspec.msgpack.decode(made.two.card(), type=card.Card)
     network = SlowNetwork(told.data_port, seed)
     there, here = np.random.default_rng(seed).integers(0, 256, size, np.uint8), np.zeros(size, np.uint8)
     held = made.two.register(region(there))
-    ours, theirs = sessions()
+    ours, theirs = (attrs.evolve(end, tls=tls) for end in sessions())
     try:
         made.two.connect(made.one.card(), 5.0, theirs)
         changed = msgspec.structs.replace(told, data_port=network.port)
@@ -324,6 +331,23 @@ def test_bytes_survive_a_slow_network_that_cuts_them_anyhow(seed: int) -> None:
             assert (here == there).all()
             here[:] = ~here
         assert not (here == there).any()
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_a_link_with_tls_shows_no_byte_to_the_network(encrypted: bool) -> None:
+    contexts = TlsContexts(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    size = 50_000
+    with through_a_slow_network(7, size, contexts if encrypted else None) as (channel, here, there, network):
+        piece = batch(region(here).address, region(there).address, size)
+        for operation in (Operation.READ, Operation.WRITE):
+            transfer = channel.post(channel.prepare(operation, piece))
+            assert transfer.wait(60)
+            assert transfer.error is None
+            assert (here == there).all()
+        shown = bytes(network.seen)
+    # Any 32 bytes of the memory, wherever a record may have been cut.
+    found = sum(there[at : at + 32].tobytes() in shown for at in range(0, size - 32, 997))
+    assert found == 0 if encrypted else found > 30
 
 
 def test_a_late_answer_never_lands_in_memory_that_is_used_again() -> None:
