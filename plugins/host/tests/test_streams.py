@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import os
 import signal
-import sys
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -233,6 +233,19 @@ def use_often(channel: Any, prepared: Any) -> cachefw.CacheError | None:
     return None
 
 
+def cut_everything() -> int:
+    """Cut each TCP connection of this process; how many ends there were."""
+    cut = 0
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if os.readlink(path).startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(path.name))) as copy:
+                    if copy.family == socket.AF_INET and copy.getpeername():
+                        copy.shutdown(socket.SHUT_RDWR)
+                        cut += 1
+    return cut
+
+
 class Ends:
     """Two transports of this process, which dial each other over TCP."""
 
@@ -383,5 +396,20 @@ def test_a_link_ends_while_threads_post(ends: Ends) -> None:
         channel.close()
 
 
-if sys.platform != "linux":  # pragma: no cover - the transport needs Linux
-    pytest.skip("needs Linux", allow_module_level=True)
+def test_the_end_that_was_dialled_can_ask_again_after_its_streams_were_cut() -> None:
+    made = Ends(tcp_timeout=0.5)
+    try:
+        there, here = np.full(MIB, 3, np.uint8), np.full(MIB, 4, np.uint8)
+        held = made.one.register(region(there))
+        _, back = made.connect()
+        back.attach(1, region(there), made.one.describe(held))
+        prepared = back.prepare(Operation.READ, batch(region(here).address, region(there).address, MIB))
+        assert use_often(back, prepared) is None
+        # Whatever cuts connections on the way.
+        assert cut_everything() >= 4
+        deadline = time.monotonic() + 30
+        while use_often(back, prepared) is not None:
+            assert time.monotonic() < deadline
+        assert (here == 3).all()
+    finally:
+        made.close()

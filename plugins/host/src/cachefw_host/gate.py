@@ -10,7 +10,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from cachefw.errors import AuthenticationError, BrokenError, CacheError
@@ -91,6 +91,7 @@ class Gate:
             self._selector.close()
             raise
         self._half_open: dict[_HalfOpen, None] = {}
+        self._looks: list[tuple[float, Session]] = []
 
     def listen(self, connection: socket.socket) -> None:
         """Accept from a listening socket, which it takes over."""
@@ -143,6 +144,10 @@ class Gate:
 
         self._order(start)
 
+    def later(self, session: Session, seconds: float) -> None:
+        """Have a session look again after a while."""
+        self._order(lambda: self._looks.append((time.monotonic() + seconds, session)))
+
     def close(self) -> None:
         """Close the port and every stream that is still greeting. Idempotent."""
         with self._lock:
@@ -167,7 +172,8 @@ class Gate:
         self._selector.register(self._more, selectors.EVENT_READ)
         try:
             while not self._closed:
-                until = min((half.until for half in self._half_open), default=None)
+                times = [half.until for half in self._half_open] + [at for at, _ in self._looks]
+                until = min(times, default=None)
                 events = self._selector.select(None if until is None else max(until - time.monotonic(), 0))
                 for key, _ in events:
                     self._happened(key.fileobj, key.data)
@@ -176,8 +182,18 @@ class Gate:
                 now = time.monotonic()
                 for half in [half for half in self._half_open if half.until <= now]:
                     self._drop(half, _silent())
+                due = [session for at, session in self._looks if at <= now]
+                self._looks = [(at, session) for at, session in self._looks if at > now]
+                self._look(due)
         finally:
             self._end()
+
+    def _look(self, sessions: Iterable[Session]) -> None:
+        for session in sessions:
+            with self._lock:
+                known = self._sessions.get(session.name) is session
+            if known:
+                session.look()
 
     def _happened(self, source: Any, half: _HalfOpen | None) -> None:
         if half is not None:
@@ -192,8 +208,7 @@ class Gate:
             if source == self._more:
                 with self._lock:
                     sessions = list(self._sessions.values())
-                for session in sessions:
-                    session.look()
+                self._look(sessions)
 
     def _accept(self) -> None:
         assert self._listener is not None  # noqa: S101 - it is what has happened

@@ -132,7 +132,7 @@ class Job(Transfer):
     def error(self) -> CacheError | None:
         """What went wrong, with the piece at which it did."""
         if self._result is None:
-            result = self._pool.ffi.new("cfw_result *")
+            result = self._pool.new_result()
             if self._lib.cfw_job_result(self._job, result):
                 raise BusyError("the transfer is not settled yet; wait for it", transport=TRANSPORT)
             self._result = result
@@ -186,11 +186,13 @@ class NetJob(Job):
         """Read its answer, or sleep while the threads do."""
         end = None if timeout is None else time.monotonic() + timeout
         lib, job = self._lib, self._job
-        while not lib.cfw_job_settled(job):
-            left = None if end is None else end - time.monotonic()
-            if left is not None and left <= 0:
-                return bool(lib.cfw_job_settled(job))
-            lib.cfw_job_wait(job, _SLICE_NS if left is None else max(min(_SLICE_NS, int(left * 1e9)), 1))
+        slice_ns = _SLICE_NS if timeout is None else max(min(_SLICE_NS, int(timeout * 1e9)), 0)
+        while lib.cfw_job_wait(job, slice_ns):
+            if end is not None:
+                left = end - time.monotonic()
+                if left <= 0:
+                    return bool(lib.cfw_job_settled(job))
+                slice_ns = max(min(_SLICE_NS, int(left * 1e9)), 1)
         return True
 
     def _failed(self, result: Any) -> CacheError:
@@ -222,7 +224,7 @@ class Pool:
         self._unread = self.ffi.new("cfw_result *")
         # By path. There is nothing to tell two transfers apart that are over and went well.
         self._done: dict[str, Done] = {}
-        self._new_result = partial(self.ffi.new, self.ffi.typeof("cfw_result *"))
+        self.new_result = partial(self.ffi.new, self.ffi.typeof("cfw_result *"))
         self._lock = threading.Lock()
         self._teller: threading.Thread | None = None
         self._watched: dict[int, tuple[Transfer, Callable[[Transfer], None]]] = {}
@@ -261,7 +263,7 @@ class Pool:
 
     def move(self, prepared: HostPrepared) -> Done:
         """Move a batch in this thread, which a small one is not worth leaving for."""
-        result = prepared.unread or self._new_result()
+        result = prepared.unread or self.new_result()
         if self._run(prepared.batch, result):
             return Done(prepared.path, _error(prepared, result))
         return prepared.done

@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 import time
+from functools import partial
 from typing import Any
 
 from cachefw.errors import BrokenError, CacheError, ClosedError, OutOfMemoryError, UnsupportedOperation
@@ -24,6 +25,9 @@ from .pool import HostPrepared, NetJob, Pool
 from .status import TRANSPORT, net_error
 
 __all__ = ["Net", "Streams"]
+
+#: How long after a failure another stream is tried, for the other end to ask on.
+AGAIN_SECONDS = 1.0
 
 
 class Net:
@@ -41,6 +45,8 @@ class Net:
     def __init__(self, native: Any, pool: Pool, threads: int, cpus: list[int], *, streams: int, timeout: float) -> None:
         self.ffi, self.lib = native.ffi, native.lib
         self.pool = pool
+        # Looking the type up takes as long as making one.
+        self.new_job = partial(self.ffi.new, self.ffi.typeof("cfw_job **"))
         self.streams = streams
         self.timeout = timeout
         made = self.ffi.new("cfw_net **")
@@ -117,7 +123,8 @@ class Streams:
         self._address = address
         self._opening = threading.Lock()
         self._arrived = threading.Condition()
-        self._error: CacheError | None = None
+        # Whether a stream for the other end to ask on is being opened.
+        self._dialling = False
         self._closed = False
         made = net.ffi.new("cfw_peer **")
         with net.lock:
@@ -143,6 +150,7 @@ class Streams:
         except BaseException:
             self.close()
             raise
+        self._dialling = True
         self._net.gate.greet(connection, self, dial(self.key, Role.SERVE), connecting=False)
 
     def post(self, prepared: HostPrepared) -> NetJob:
@@ -153,7 +161,7 @@ class Streams:
             ClosedError: This was closed.
         """
         net = self._net
-        made = net.ffi.new("cfw_job **")
+        made = net.new_job()
         status = net.lib.cfw_peer_post(self._peer, prepared.batch, made)
         if status == -errno.ENOTCONN:
             self._open()
@@ -230,18 +238,25 @@ class Streams:
             connection.close()
             return
         connection.detach()
+        self._dialling = False
         with self._arrived:
             self._arrived.notify_all()
 
     def failed(self, error: CacheError) -> None:
-        """Kept for nobody: the next transfer that needs a stream opens one, and says why it cannot."""
-        self._error = error
+        """A stream for the other end did not come about: tried again as long as the link lasts."""
+        self._dialling = False
+        self._net.gate.later(self, AGAIN_SECONDS)
 
     def look(self) -> None:
-        """Open the streams that the peer asks for; it cannot dial."""
+        """Open the streams that the peer asks for, and the one on which it can ask; it cannot dial."""
         if self._address is None:
             return
-        for _ in range(min(self._net.lib.cfw_peer_wanted(self._peer), self._net.streams)):
+        lib = self._net.lib
+        wanted = min(lib.cfw_peer_wanted(self._peer), self._net.streams)
+        if not wanted and not self._dialling and not lib.cfw_peer_served(self._peer):
+            wanted = 1
+        for _ in range(wanted):
+            self._dialling = True
             family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
             connection = socket.socket(family, socket.SOCK_STREAM)
             with contextlib.suppress(OSError):
@@ -251,6 +266,7 @@ class Streams:
                     self._net.gate.greet(connection, self, dial(self.key, Role.SERVE), connecting=True)
                     continue
             connection.close()
+            self.failed(unreachable(errno.EHOSTUNREACH))
 
 
 def _greet(connection: socket.socket, greeting: Greeting, until: float) -> Role:

@@ -175,7 +175,8 @@ int cfw_net_expose(cfw_net *net, uint64_t address, uint64_t length, uint32_t rig
  * bytes of it is cut; once this returns no byte of it moves. */
 int cfw_net_conceal(cfw_net *net, uint64_t address);
 
-/* Readable once a peer wants more streams: see cfw_peer_wanted. Reading takes that back. */
+/* Readable once a peer wants more streams, or has none any more on which it is
+ * served: see cfw_peer_wanted and cfw_peer_served. Reading takes that back. */
 int cfw_net_more_fd(const cfw_net *net);
 
 /* A channel's streams. Posts and streams may be added from any thread. */
@@ -202,6 +203,9 @@ int cfw_tls_probe(void);
 
 /* How many streams are up on which this side asks. */
 uint32_t cfw_peer_live(const cfw_peer *peer);
+
+/* And on how many it serves. */
+uint32_t cfw_peer_served(const cfw_peer *peer);
 
 /* Ask the other side, which alone can dial, for so many streams more; and, on
  * the other side, how many were asked for since the last call. */

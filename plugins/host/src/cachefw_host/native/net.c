@@ -288,6 +288,13 @@ void cfw_net_destroy(cfw_net *net)
     free(net);
 }
 
+int cfw_net_tell(cfw_net *net)
+{
+    uint64_t one = 1;
+
+    return write(net->more, &one, sizeof(one)) < 0 && errno != EAGAIN ? -errno : 0;
+}
+
 int cfw_net_more_fd(const cfw_net *net)
 {
     return net->more;

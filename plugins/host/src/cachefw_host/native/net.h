@@ -222,6 +222,9 @@ void cfw_net_leave(cfw_net *net, cfw_stream *stream);
 /* Call for each stream that is there, with its lock held. */
 void cfw_net_each(cfw_net *net, void (*call)(cfw_stream *stream, void *context), void *context);
 
+/* Have whoever waits for it look at the peers. */
+int cfw_net_tell(cfw_net *net);
+
 uint64_t cfw_now(void);
 
 /* Give up the jobs that are waiting. */
@@ -236,6 +239,7 @@ struct cfw_peer {
     bool            closed;
     uint32_t        count, next;
     atomic_uint     live;  /* streams that ask */
+    atomic_uint     served; /* streams that serve */
     atomic_uint     more;  /* streams that the other side wants */
     cfw_stream     *streams[CFW_STREAMS];
 };

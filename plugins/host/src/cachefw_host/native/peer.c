@@ -147,6 +147,8 @@ int cfw_peer_add(cfw_peer *peer, int fd, uint32_t role, const uint8_t *tls_key, 
             if (role == CFW_ROLE_ASK) {
                 atomic_fetch_add(&peer->live, 1);
                 cfw_ask_fill(stream);
+            } else {
+                atomic_fetch_add(&peer->served, 1);
             }
             /* With TLS this end may have to speak first. */
             cfw_stream_turn(stream, 0);
@@ -168,6 +170,11 @@ int cfw_peer_add(cfw_peer *peer, int fd, uint32_t role, const uint8_t *tls_key, 
 uint32_t cfw_peer_live(const cfw_peer *peer)
 {
     return atomic_load(&peer->live);
+}
+
+uint32_t cfw_peer_served(const cfw_peer *peer)
+{
+    return atomic_load(&peer->served);
 }
 
 uint32_t cfw_peer_wanted(cfw_peer *peer)

@@ -4,10 +4,6 @@
 #include "net.h"
 
 #include <errno.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #define SMALL (64ull << 10)
 
@@ -100,10 +96,8 @@ static int begin(cfw_stream *stream)
 
     serve->have = 0;
     if (serve->request.kind == CFW_WIRE_MORE) {
-        uint64_t one = 1;
-
         atomic_store(&stream->peer->more, (unsigned)(serve->request.serial % CFW_STREAMS));
-        return write(stream->net->more, &one, sizeof(one)) < 0 && errno != EAGAIN ? -errno : 0;
+        return cfw_net_tell(stream->net);
     }
     status = read_pieces(serve);
     if (status != 0) {

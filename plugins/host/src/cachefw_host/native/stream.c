@@ -90,6 +90,9 @@ void cfw_stream_kill(cfw_stream *stream, int32_t status)
         }
     } else {
         stream->serve.open = false;
+        if (atomic_fetch_sub(&stream->peer->served, 1) == 1) {
+            (void)cfw_net_tell(stream->net);
+        }
     }
     stream->peer = NULL;
     cfw_net_leave(stream->net, stream);
