@@ -289,12 +289,21 @@ void cfw_ask_drive(cfw_job *job, const struct timespec *deadline)
     if (!stream->dead && !stream->driven && stream->unattended) {
         stream->driven     = true;
         stream->unattended = false;
-        while (!stream->dead && !cfw_job_settled(job) && !cfw_deadline_passed(deadline)) {
-            struct pollfd   wanted = {.fd     = stream->fd,
-                                      .events = cfw_ask_busy(stream) ? POLLIN | POLLOUT : POLLIN};
+        for (;;) {
+            /* First without a sleep: on one processor the answer is here already. */
+            int             status = stream->dead ? 0 : cfw_ask_turn(stream);
+            struct pollfd   wanted = {.fd = stream->fd, .events = POLLIN};
             struct timespec now, left;
-            int             status;
 
+            if (status != 0) {
+                cfw_stream_kill(stream, status);
+            }
+            if (stream->dead || cfw_job_settled(job)) {
+                break;
+            }
+            if (cfw_ask_busy(stream)) {
+                wanted.events |= POLLOUT;
+            }
             if (deadline != NULL) {
                 clock_gettime(CLOCK_MONOTONIC, &now);
                 left.tv_sec  = deadline->tv_sec - now.tv_sec;
@@ -310,10 +319,6 @@ void cfw_ask_drive(cfw_job *job, const struct timespec *deadline)
             pthread_mutex_unlock(&stream->lock);
             ppoll(&wanted, 1, deadline != NULL ? &left : NULL, NULL);
             pthread_mutex_lock(&stream->lock);
-            status = stream->dead ? 0 : cfw_ask_turn(stream);
-            if (status != 0) {
-                cfw_stream_kill(stream, status);
-            }
         }
         stream->driven = false;
         cfw_stream_arm(stream);
