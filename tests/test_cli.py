@@ -131,7 +131,7 @@ def test_transports() -> None:
     (host,) = (entry for entry in json.loads(call("transports", "--json").output) if entry["name"] == DEFAULT_TRANSPORT)
     assert host["state"] == "available"
     assert host["kinds"] == ["host memory"]
-    assert host["reach"] == "host"
+    assert host["reach"] == "network"
     assert "allocate" in host["capabilities"]
     assert host["reason"] == ""
     assert host["remark"] == ""
