@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import ctypes
+import gc
 from collections.abc import Iterator
 
 import numpy as np
