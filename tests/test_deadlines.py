@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import signal
 import threading
 import time
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import cachefw
+from cachefw.links import transfers
 
 SIZE = 4096
 
@@ -98,6 +100,29 @@ def test_t21_what_is_late_keeps_its_memory_at_both_ends(
     time.sleep(0.1)
     assert (ends.source == 9).all()
     assert (ends.target == 9).all()
+
+
+def test_a_wait_ends_soon_after_its_link_although_nobody_can_say_that_it_has_settled(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CACHEFW_LINK_TIMEOUT", "0.3")
+    monkeypatch.setattr(transfers, "_SLICE", 0.02)
+    monkeypatch.setattr(transfers, "_GRACE", 0.05)
+    ends.transport.pause()
+    later = ends.read(at=SIZE, wait=False)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ends.read, timeout=60)
+        while len(ends.link.inflight) < 2:
+            assert not waiting.done()
+            time.sleep(0.005)
+        ends.one.unlink(ends.one.links[0])
+        for outcome in (waiting.result, later.result):
+            with pytest.raises(cachefw.BrokenError, match="the peer closed it") as caught:
+                outcome(30)
+            assert caught.value.facts["settled"] is False
+    assert len(ends.link.unsettled) == 2
+    ends.transport.resume()
+    _settles(ends)
 
 
 def _settles(ends: Ends) -> None:

@@ -264,6 +264,11 @@ class Link(Mover):
         self.draining = []
         self.changed()
 
+    @property
+    def is_up(self) -> bool:
+        """Whether it can be used."""
+        return self.state is LinkState.UP
+
     def check_up(self, operation: str) -> None:
         """Raise unless the link is up.
 

@@ -63,6 +63,11 @@ class Mover(Protocol):
         """Wait until all that the peer has published is known."""
         ...
 
+    @property
+    def is_up(self) -> bool:
+        """Whether the link can be used."""
+        ...
+
     def check_up(self, operation: str) -> None:
         """Raise unless the link is up."""
         ...

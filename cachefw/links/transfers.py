@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
@@ -35,6 +36,9 @@ class Way(Protocol):
     def peer_name(self) -> str: ...
 
     def memory_ids(self) -> set[int]: ...
+
+    @property
+    def is_up(self) -> bool: ...
 
     def check_up(self, operation: str) -> None: ...
 
@@ -95,7 +99,12 @@ class LinkTransfer(Transfer):
             BrokenError: It failed; ``failed`` names the item.
         """
         self.prepared.check_here()
-        if not self._native.wait(_deadline(timeout)):
+        try:
+            settled = self.prepared.outlast(self._native, _deadline(timeout))
+        except CacheError:
+            self.prepared.hold(self)
+            raise
+        if not settled:
             self.prepared.hold(self)
             raise self.prepared.late(_deadline(timeout))
         error = self.error
@@ -181,6 +190,10 @@ class LinkTransfer(Transfer):
 
     def __repr__(self) -> str:
         return f"<{self.prepared.what}, {'settled' if self.settled else 'running'}>"
+
+
+#: Seconds after which a wait looks whether the link is still up, and that a transfer has for settling once it is not.
+_SLICE, _GRACE = 0.5, 1.0
 
 
 def _deadline(timeout: float | None) -> float:
@@ -306,7 +319,7 @@ class PreparedTransfer:
         native = transfer._native
         try:
             limit = _deadline(timeout)
-            settled = native.wait(limit)
+            settled = self.outlast(native, limit)
         except BaseException:
             # Ctrl-C, as a rule.
             self.hold(transfer)
@@ -314,6 +327,27 @@ class PreparedTransfer:
         if not settled:
             self.hold(transfer)
             raise self.late(limit)
+
+    def outlast(self, native: Transfer, limit: float) -> bool:
+        """Wait until a transfer has settled, which the end of the link mostly sees to; False when `limit` has passed.
+
+        Raises:
+            BrokenError: The link has ended, and still the transport cannot say that nothing moves any more.
+            ClosedError: As above, where the link was closed here.
+        """
+        end, ended = time.monotonic() + limit, None
+        while (left := end - time.monotonic()) > 0:
+            if native.wait(min(left, _SLICE)):
+                return True
+            if ended is not None and time.monotonic() - ended >= _GRACE:
+                try:
+                    self._link.check_up(self.operation.value)
+                except CacheError as error:
+                    error.facts["settled"] = False
+                    raise
+            elif ended is None and not self._link.is_up:
+                ended = time.monotonic()
+        return native.settled
 
     def hold(self, transfer: LinkTransfer) -> None:
         """Nobody waits for it any more: refuse its ranges, here and at the peer, until it settles."""
