@@ -108,6 +108,8 @@ def test_a_wait_ends_soon_after_its_link_although_nobody_can_say_that_it_has_set
     monkeypatch.setenv("CACHEFW_LINK_TIMEOUT", "0.3")
     monkeypatch.setattr(transfers, "_SLICE", 0.02)
     monkeypatch.setattr(transfers, "_GRACE", 0.05)
+    # As a library that cannot take back what it was asked for.
+    monkeypatch.setattr(ends.link.channel, "close", lambda: None)
     ends.transport.pause()
     later = ends.read(at=SIZE, wait=False)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
