@@ -67,71 +67,8 @@ _APART = Cause(
     "the peer runs in another pid namespace (another container)", "share it: docker run --pid=host", "container"
 )
 
-
-def _code(name: str, title: str, *causes: Cause) -> Entry:
-    return Entry(name, "code", title, _TRANSPORT, causes=causes)
-
-
-_FIREWALL = Cause("a firewall drops it", "open the port; the setting `listen` of the transport fixes which", "network")
-
-_STREAMS = (
-    _code(
-        "peer.silent",
-        "no byte came from the peer for as long as the setting `tcp_timeout` allows",
-        Cause("the network between the two is cut", "`cachefw doctor HOST:PORT` looks at the way", "network"),
-        Cause("the peer's process is stopped, or its machine is", "look at it; the next transfer opens new streams"),
-    ),
-    _code(
-        "memory.withdrawn",
-        "the peer does not serve that memory, or no longer",
-        Cause("it was unregistered there while the transfer was on its way", "prepare again"),
-    ),
-    _code(
-        "memory.rights",
-        "the peer does not allow that operation on its memory",
-        Cause("it was registered there with fewer rights", "register it with the rights that peers need"),
-    ),
-    _code(
-        "stream.unreachable",
-        "no data stream to the peer can be opened",
-        _FIREWALL,
-        Cause("the data port listens on another network", "set `listen` of the transport host on the peer"),
-    ),
-    _code(
-        "stream.missing",
-        "the peer, which dialled this link, has no data stream open to here",
-        _FIREWALL,
-        Cause("its stream was cut", "link again"),
-    ),
-    _code(
-        "stream.refused", "the peer does not know this link, or no longer", Cause("its end was closed", "link again")
-    ),
-    _code("stream.silent", "the other end of a data stream did not introduce itself", _FIREWALL),
-    _code(
-        "stream.protocol",
-        "what came over a data stream makes no sense",
-        Cause("the two ends have different versions of the transport", "install the same on both", "packages"),
-    ),
-    _code(
-        "auth.stream",
-        "one end of a data stream does not have the link's key",
-        Cause("something else listens on that port", "look at who does: ss -tlnp"),
-    ),
-    _code(
-        "listen.failed",
-        "the data port cannot be opened",
-        Cause("something else listens there", "set another port, or 0 for any, in `listen` of the transport host"),
-    ),
-    _code(
-        "tls.missing",
-        "the link has TLS, and OpenSSL 3 is missing to encrypt data streams",
-        Cause("libssl.so.3 is not installed", "install it (Debian: libssl3)"),
-    ),
-)
-
 DIAGNOSTICS = Diagnostics(
     entries=(
-        *_STREAMS,
         Entry(
             "cma.denied",
             "code",
