@@ -24,10 +24,11 @@ from cachefw.layerwise import Layerwise
 from cachefw.local import LocalCopies
 from cachefw.memory import MemoryKind
 from cachefw.moving import Moving
+from cachefw.peers import Peers
 from cachefw.plugins import Plugin, catalogue, open_transports
 from cachefw.pools import Pool
 from cachefw.pushing import Pushing
-from cachefw.registrar import Peers, Registrar
+from cachefw.registrar import Registrar
 from cachefw.registry import Memory, Registry
 from cachefw.remapping import Remapping
 from cachefw.rules import Limits, Plan

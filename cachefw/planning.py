@@ -8,7 +8,8 @@ from typing import Any
 import attrs
 
 from cachefw.cache import Placement, as_int
-from cachefw.core_rules import CACHE_RULES, MEMORY_RULES, Draft, Holder, Overlap, address_list, published
+from cachefw.core_rules import CACHE_RULES, MEMORY_RULES, address_list, published
+from cachefw.drafts import Draft, Holder, Overlap
 from cachefw.errors import CacheError, RegistrationError, refusal
 from cachefw.memory import MemoryKind, MemoryRegion, is_memory, region_of
 from cachefw.registry import Memory, MemoryState, Registry

@@ -11,9 +11,8 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
-from cachefw import pulls
 from cachefw.cache import Cache, as_int
 from cachefw.config import setting
 from cachefw.core_rules import published
@@ -28,61 +27,15 @@ from cachefw.errors import (
 )
 from cachefw.hooks import Hooks
 from cachefw.memory import Allocation, MemoryKind, MemoryRegion, owner_of, region_of
+from cachefw.peers import NoPeers, Peers
 from cachefw.planning import Planner, refuse
 from cachefw.registry import Memory, MemoryState, Registry
 from cachefw.rules import Limits, Plan
 from cachefw.transport import Transport
 
-__all__ = ["Peers", "Registrar"]
+__all__ = ["Registrar"]
 
 _log = logging.getLogger("cachefw")
-
-
-class Peers(Protocol):
-    """What a manager needs of its node's links."""
-
-    def linked(self) -> bool:
-        """Whether a link exists."""
-
-    def peer(self, cluster_id: int) -> pulls.Peer:
-        """The link to a cluster; raises NotFoundError naming those that exist."""
-
-    def publish(self, memories: Sequence[Memory], caches: Sequence[Cache]) -> None:
-        """Tell every peer of new memory and caches."""
-
-    def republish(self, memories: Sequence[Memory], caches: Sequence[Cache]) -> None:
-        """Tell every peer of memory, and of new names for caches that it knows; returns when all have taken note."""
-
-    def withdraw(self, memories: Sequence[Memory], caches: Sequence[Cache]) -> None:
-        """Have every peer let go; returns when none can touch the memory any more."""
-
-    def busy(self, memories: Sequence[Memory]) -> str | None:
-        """In words, a transfer that uses some of the memory now, or None."""
-
-
-class _NoPeers:
-    """A manager that stands alone."""
-
-    def linked(self) -> bool:
-        return False
-
-    def peer(self, cluster_id: int) -> pulls.Peer:
-        raise NotFoundError(
-            f"cluster {cluster_id} is not linked: this manager stands alone; links belong to a Node",
-            code="not_found.link",
-        )
-
-    def publish(self, memories: Sequence[Memory], caches: Sequence[Cache]) -> None:
-        """Nobody to tell."""
-
-    def republish(self, memories: Sequence[Memory], caches: Sequence[Cache]) -> None:
-        """Nobody to tell."""
-
-    def withdraw(self, memories: Sequence[Memory], caches: Sequence[Cache]) -> None:
-        """Nobody holds anything."""
-
-    def busy(self, memories: Sequence[Memory]) -> str | None:
-        return None
 
 
 class Registrar:
@@ -99,7 +52,7 @@ class Registrar:
 
     def __init__(self, transports: Mapping[str, Transport], hooks: Hooks, limits: Limits, *, strict: bool) -> None:
         self.registry = Registry()
-        self.peers: Peers = _NoPeers()
+        self.peers: Peers = NoPeers()
         self._transports = transports
         self._hooks = hooks
         self._strict = strict
