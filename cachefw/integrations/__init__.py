@@ -1,0 +1,1 @@
+"""Connectors of serving engines. Each imports its engine, and is imported by it alone."""

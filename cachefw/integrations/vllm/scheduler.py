@@ -1,0 +1,169 @@
+"""The half of the connector that decides: which requests are loaded from where, and which blocks are kept for others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.v1.request import Request, RequestStatus
+
+from cachefw.errors import BrokenError, CacheError
+from cachefw.integrations.vllm import exchange
+from cachefw.integrations.vllm.settings import Settings
+from cachefw.integrations.vllm.steps import Load, Registered, Step
+
+__all__ = ["Scheduler"]
+
+_log = init_logger("vllm.cachefw")
+
+#: A prefill that ended in one of these has a whole cache to hand on.
+_WHOLE = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
+#: The block that stands for none: it is never given to a request.
+_NULL_BLOCK = 0
+#: A waiting request renews its lease so many times in the lease's length.
+_RENEWALS = 4
+
+
+class Scheduler:
+    """Block lists and parameters; no memory, no links. Lives in the engine's scheduling thread.
+
+    Args:
+        engine: The instance's name; a new one after each start.
+        settings: The instance's settings.
+    """
+
+    def __init__(self, engine: str, settings: Settings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._workers: list[exchange.Handshake] = []
+        self._step = Step()
+        # Requests that wait to be loaded: by name here, what they wait for and when its lease is renewed next.
+        self._waiting: dict[str, tuple[exchange.Remote, float]] = {}
+        # Reasons that were logged: once for each instance and reason is enough.
+        self._told: set[tuple[str, str]] = set()
+
+    def know_workers(self, metadata: Mapping[int, Any]) -> None:
+        """Learn how the ranks of this instance are reached, once each has registered its memory."""
+        self._workers = [found.handshake for _, found in sorted(metadata.items()) if isinstance(found, Registered)]
+
+    # ------------------------------------------------------------------ loading
+
+    def new(self, request: Request) -> None:
+        """A request arrived: keep what it waits for alive until it is its turn."""
+        remote = self._remote(request)
+        if remote is not None:
+            self._waiting[request.request_id] = remote, time.monotonic() + remote.lease / _RENEWALS
+
+    def matched(self, request: Request, computed: int) -> tuple[int, bool]:
+        """How many tokens beyond `computed` can be loaded, and whether that goes on beside the engine's steps."""
+        remote = self._remote(request)
+        if remote is None:
+            return 0, False
+        more = min(remote.tokens, request.num_prompt_tokens) - computed
+        return (more, True) if more > 0 else (0, False)
+
+    def allocated(self, request: Request, groups: Sequence[Sequence[Any]], external: int) -> None:
+        """Blocks were found for a request: load `external` tokens into those of `groups` that hold nothing yet.
+
+        Called once more when the load is over, which by then says nothing new.
+        """
+        remote = self._remote(request)
+        self._waiting.pop(request.request_id, None)
+        if remote is None:
+            return
+        request.kv_transfer_params["do_remote_prefill"] = False
+        if external <= 0:
+            self._step.releases.append((remote.cards, remote.request))
+            return
+        pairs: list[tuple[int, int]] = []
+        fault = None
+        if len(groups) != len(remote.blocks):
+            fault = f"{len(groups)} groups of layers here, {len(remote.blocks)} there"
+        for mine, theirs in zip(groups, remote.blocks, strict=False):
+            # The same place in both lists holds the same tokens. What has a hash is in this instance's own prefix cache.
+            wanted = [place for place, block in enumerate(mine) if block.block_hash is None and not block.is_null]
+            if wanted and wanted[-1] >= len(theirs):
+                fault = f"{wanted[-1] + 1} blocks are needed, and {len(theirs)} were offered"
+                break
+            pairs += [(mine[place].block_id, theirs[place]) for place in wanted if theirs[place] != _NULL_BLOCK]
+        local, there = [here for here, _ in pairs], [other for _, other in pairs]
+        self._step.loads[request.request_id] = Load(local, there, remote.request, remote.cards, fault)
+
+    def _remote(self, request: Request) -> exchange.Remote | None:
+        """What the request can be loaded from; None, with the reason in the log once, when it has to be computed here."""
+        params = request.kv_transfer_params
+        if not params or not params.get("do_remote_prefill"):
+            return None
+        engine = str(params.get("remote_engine_id"))
+        try:
+            remote = exchange.parse(params)
+            self._check(remote, request)
+        except CacheError as error:
+            params["do_remote_prefill"] = False
+            if (engine, str(error)) not in self._told:
+                self._told.add((engine, str(error)))
+                _log.warning("request %s is computed here, not loaded: %s", request.request_id, error)
+            return None
+        return remote
+
+    def _check(self, remote: exchange.Remote, request: Request) -> None:
+        differences = exchange.differences(self._workers[0].shape, remote.shape)
+        if len(remote.cards) != len(self._workers):
+            differences.append(f"ranks: {len(self._workers)} here, {len(remote.cards)} there")
+        if differences:
+            raise BrokenError(
+                f"the cache of instance {remote.engine} is not like this one's: "
+                + "; ".join(differences)
+                + ". Start both instances with the same settings",
+                code="vllm.layout",
+                operation="vllm",
+            )
+        if remote.prompt != exchange.digest(request.prompt_token_ids):
+            raise BrokenError(
+                f"instance {remote.engine} computed another prompt than that of this request; hand on "
+                "kv_transfer_params together with the prompt that they were returned for",
+                code="vllm.prompt",
+                operation="vllm",
+            )
+
+    # ------------------------------------------------------------------ handing on
+
+    def finished(self, request: Request, groups: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
+        """A request is over: whether its blocks are kept, and what the client hands on to another instance."""
+        params = request.kv_transfer_params
+        waiting = self._waiting.pop(request.request_id, None)
+        if waiting is not None:
+            # Given up before its turn came.
+            self._step.releases.append((waiting[0].cards, waiting[0].request))
+            return False, None
+        if not params or not params.get("do_remote_decode") or request.status not in _WHOLE or not any(groups):
+            return False, None
+        self._step.holds[request.request_id] = self._settings.lease
+        return True, exchange.offer(
+            self._engine,
+            request.request_id,
+            groups,
+            request.num_computed_tokens,
+            self._workers,
+            exchange.digest(request.prompt_token_ids),
+            self._settings.lease,
+        )
+
+    # ------------------------------------------------------------------ steps
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to say to the workers although no request runs."""
+        return bool(self._step.releases or self._step.holds)
+
+    def take_step(self) -> Step:
+        """What has come together since the last step."""
+        now = time.monotonic()
+        for name, (remote, due) in self._waiting.items():
+            if due <= now:
+                self._waiting[name] = remote, now + remote.lease / _RENEWALS
+                self._step.renewals.append((remote.cards, remote.request))
+        step, self._step = self._step, Step()
+        return step

@@ -1,0 +1,267 @@
+"""The half of the connector that moves bytes: registered caches, links, transfers, and leases on what others fetch."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import attrs
+import torch
+from vllm.logger import init_logger
+
+from cachefw.cache import BlocksCacheKey, Cache
+from cachefw.errors import BrokenError, CacheError
+from cachefw.integrations.vllm import caches
+from cachefw.integrations.vllm.exchange import Handshake
+from cachefw.integrations.vllm.memory import TransportMemory
+from cachefw.integrations.vllm.peers import Peers
+from cachefw.integrations.vllm.settings import Settings
+from cachefw.integrations.vllm.steps import Load, Step
+from cachefw.links.link import Link
+from cachefw.memory import MemoryKind
+from cachefw.node import Node
+from cachefw.rules import Limits
+from cachefw.transport import Transfer
+
+__all__ = ["Outcome", "Worker"]
+
+_log = init_logger("vllm.cachefw")
+
+_RELEASE, _RENEW = b"free:", b"keep:"
+#: The engine is what limits how much memory there is.
+_LIMITS = Limits(addresses=2**20, device_bytes=2**62, host_bytes=2**62, source="the engine's own configuration")
+
+
+@attrs.define
+class Outcome:
+    """What has become of requests since the last step, by name.
+
+    Attributes:
+        sent: Others have them, or do not want them any more: their blocks are free.
+        received: Loaded, or not to be loaded.
+        failed: Those of `received` whose blocks hold nothing.
+    """
+
+    sent: set[str] = attrs.field(factory=set)
+    received: set[str] = attrs.field(factory=set)
+    failed: set[str] = attrs.field(factory=set)
+
+
+@attrs.define(eq=False)
+class _Running:
+    """A load under way: how many of its transfers have not settled, and when it has taken too long."""
+
+    load: Load
+    link: Link
+    deadline: float
+    begun: float
+    transfers: list[Transfer] = attrs.field(factory=list)
+    unsettled: int = 0
+    error: CacheError | None = None
+    late: bool = False
+
+
+class Worker:
+    """One rank's node and caches.
+
+    Every public method is called from the engine's thread; none of them waits.
+
+    Args:
+        settings: The instance's settings.
+        rank: Which of the instance's ranks this is: it fetches from the same rank of others.
+        shape: What is known of the caches before they are made; see `exchange.differences`.
+    """
+
+    def __init__(self, settings: Settings, rank: int, shape: Mapping[str, Any]) -> None:
+        self._settings = settings
+        self._rank = rank
+        self._shape = dict(shape)
+        # 63 bits of chance tell apart all instances that ever meet.
+        cluster = int.from_bytes(os.urandom(8), "little") >> 1
+        self._node = Node(
+            cluster, settings.listen, transports=settings.transports, settings=settings.settings, limits=_LIMITS
+        )
+        self._peers = Peers(self._node, settings.link_timeout)
+        self._memory: TransportMemory | None = None
+        self._caches: list[Cache] = []
+        # Guards what transfers and links, which are posted and made in other threads too, leave for the next step.
+        self._lock = threading.Lock()
+        self._loads: dict[str, _Running] = {}
+        self._names: dict[Transfer, str] = {}
+        self._outcome = Outcome()
+        self._held: dict[str, tuple[float, float]] = {}
+        self._early: dict[str, float] = {}
+
+    # ------------------------------------------------------------------ memory
+
+    def memory(self) -> TransportMemory | None:
+        """A context for the engine to make its cache in; None leaves it to the engine."""
+        if self._settings.memory == "engine":
+            return None
+        self._memory = TransportMemory(partial(self._node.cache_manager.allocate, kind=MemoryKind.HOST))
+        return self._memory
+
+    def register(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
+        """Register the engine's tensors, by layer.
+
+        Raises:
+            RegistrationError: They break a rule of the transport; the text lists all that do.
+            RequestError: Their layout is not supported.
+        """
+        self._caches = caches.register(self._node.cache_manager, self._node.cluster_id, kv_caches)
+        self._shape["tensors"] = [[len(cache.tensor_addrs), cache.cache_desc.stride] for cache in self._caches]
+        made = (
+            "memory of the transport"
+            if self._memory is not None and self._memory.allocations
+            else "the engine's memory"
+        )
+        _log.info(
+            "%d layers in %s, reached at %s over %s",
+            len(kv_caches),
+            made,
+            self._node.address,
+            ", ".join(self._node.cache_manager.transports),
+        )
+
+    def handshake(self) -> Handshake:
+        """How other instances reach this rank, and what its caches are."""
+        return Handshake(self._node.card(), self._shape)
+
+    # ------------------------------------------------------------------ a step
+
+    def start(self, step: Step) -> None:
+        """Begin what the scheduler asks for."""
+        now = time.monotonic()
+        with self._lock:
+            for name, seconds in step.holds.items():
+                if self._early.pop(name, None) is not None:
+                    self._outcome.sent.add(name)
+                else:
+                    self._held[name] = now + seconds, seconds
+        for name, load in step.loads.items():
+            if load.fault is not None:
+                self._fail(name, BrokenError(load.fault, operation="vllm"))
+            elif not load.local:
+                self._tell(load.cards, _RELEASE + load.request.encode())
+                with self._lock:
+                    self._outcome.received.add(name)
+            else:
+                self._peers.with_link(load.cards[self._rank], partial(self._begin, name, load))
+        for cards, request in step.releases:
+            self._tell(cards, _RELEASE + request.encode())
+        for cards, request in step.renewals:
+            self._tell(cards, _RENEW + request.encode())
+
+    def _begin(self, name: str, load: Load, link: Link | None, error: CacheError | None) -> None:
+        """Post a load: from the engine's thread where the link is up, else from the one that made it."""
+        if link is None:
+            self._fail(name, error or BrokenError("there is no link", operation="vllm"))
+            return
+        now = time.monotonic()
+        running = _Running(load, link, now + self._settings.timeout, now)
+        # One transfer tells the other side by itself, after its last byte; several are told of when all have settled.
+        done = _RELEASE + load.request.encode() if len(self._caches) == 1 else None
+        with self._lock:
+            self._loads[name] = running
+            try:
+                for number, cache in enumerate(self._caches):
+                    transfer = self._node.cache_manager.pull_blocks(
+                        BlocksCacheKey(link.cluster_id, number), cache, load.remote, load.local, wait=False, notify=done
+                    )
+                    self._names[transfer] = name
+                    running.transfers.append(transfer)
+                    running.unsettled += 1
+            except CacheError as failure:
+                running.error = failure
+            if not running.unsettled:
+                del self._loads[name]
+        if not running.unsettled:
+            self._fail(name, running.error or BrokenError("there is nothing to load", operation="vllm"))
+
+    def _fail(self, name: str, error: CacheError) -> None:
+        _log.warning("request %s: its cache could not be loaded: %s", name, error)
+        with self._lock:
+            self._outcome.received.add(name)
+            self._outcome.failed.add(name)
+
+    def _tell(self, cards: list[bytes], payload: bytes) -> None:
+        def send(link: Link | None, _error: CacheError | None) -> None:
+            if link is None:
+                # Whoever cannot be reached lets go when the lease runs out.
+                return
+            try:
+                link.notify(payload)
+            except CacheError as error:
+                _log.debug("%s was not told %r: %s", link.peer_name, payload, error)
+
+        self._peers.with_link(cards[self._rank], send)
+
+    def outcome(self) -> Outcome:
+        """What has happened since the last call. Each request is reported once, and never while bytes may still land."""
+        for transfer in self._node.completed():
+            self._settled(transfer)
+        for notification in self._node.notifications():
+            self._heard(notification.payload)
+        now = time.monotonic()
+        with self._lock:
+            for name in [name for name, (until, _) in self._held.items() if until < now]:
+                del self._held[name]
+                self._outcome.sent.add(name)
+                _log.warning("request %s: nobody came for its cache in time; its blocks are free", name)
+            self._early = {name: until for name, until in self._early.items() if until >= now}
+            late = [running for running in self._loads.values() if running.deadline < now and not running.late]
+            outcome, self._outcome = self._outcome, Outcome()
+        for running in late:
+            self._give_up(running)
+        return outcome
+
+    def _settled(self, transfer: Transfer) -> None:
+        with self._lock:
+            name = self._names.pop(transfer, None)
+            if name is None:
+                return
+            running = self._loads[name]
+            running.unsettled -= 1
+            running.error = running.error or transfer.error
+            if running.unsettled:
+                return
+            del self._loads[name]
+        if running.error is not None or running.late:
+            late = BrokenError(f"it took longer than {self._settings.timeout:g} s", operation="vllm")
+            self._fail(name, running.error or late)
+        if running.error is not None or len(running.transfers) > 1:
+            self._tell(running.load.cards, _RELEASE + running.load.request.encode())
+        if running.error is None and not running.late:
+            with self._lock:
+                self._outcome.received.add(name)
+
+    def _give_up(self, running: _Running) -> None:
+        """A load that takes too long is cancelled where that is possible, and reported when it has settled."""
+        running.late = True
+        for transfer in running.transfers:
+            try:
+                transfer.cancel()
+            except CacheError as error:
+                _log.debug("cannot cancel: %s", error)
+
+    def _heard(self, payload: bytes) -> None:
+        kind, name = payload[:5], payload[5:].decode(errors="replace")
+        with self._lock:
+            if kind == _RELEASE:
+                if self._held.pop(name, None) is not None:
+                    self._outcome.sent.add(name)
+                else:
+                    # It came before the step in which the scheduler says that the blocks are kept, or long after.
+                    self._early[name] = time.monotonic() + self._settings.lease
+            elif kind == _RENEW and name in self._held:
+                seconds = self._held[name][1]
+                self._held[name] = time.monotonic() + seconds, seconds
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._peers.close()
+        self._node.close()
