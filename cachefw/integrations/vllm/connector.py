@@ -77,6 +77,9 @@ class CachefwConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     ) -> tuple[bool, dict[str, Any] | None]:
         return self._deciding.finished(request, block_ids)
 
+    def update_connector_output(self, connector_output: Any) -> None:
+        self._deciding.sent(connector_output.finished_sending or ())
+
     def has_pending_push_work(self) -> bool:
         # Otherwise an engine with nothing to run would not step, and what is to be said would wait.
         return self._deciding.pending

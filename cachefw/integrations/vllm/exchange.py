@@ -12,7 +12,7 @@ import numpy as np
 
 from cachefw.errors import BrokenError
 
-__all__ = ["Handshake", "Remote", "differences", "digest", "offer", "parse"]
+__all__ = ["Handshake", "Hold", "Remote", "differences", "digest", "offer", "parse"]
 
 #: Changes when what is said here changes its meaning.
 PROTOCOL = 1
@@ -30,12 +30,28 @@ class Handshake(msgspec.Struct, frozen=True):
     shape: dict[str, Any]
 
 
+class Hold(msgspec.Struct, frozen=True):
+    """Blocks that are kept for others.
+
+    Attributes:
+        seconds: For how long, if nobody comes.
+        slot: Where the ledger says so.
+        use: Which use of the slot this is.
+    """
+
+    seconds: float
+    slot: int
+    use: int
+
+
 class _Extra(msgspec.Struct, frozen=True):
     protocol: int
     cards: list[str]
     shape: dict[str, Any]
     prompt: str
     lease: float
+    slot: int
+    use: int
 
 
 class Remote(msgspec.Struct, frozen=True):
@@ -50,6 +66,8 @@ class Remote(msgspec.Struct, frozen=True):
         shape: What the caches there are.
         prompt: `digest` of the prompt.
         lease: Seconds for which the blocks are kept.
+        slot: Where the ledger there says whether they still are.
+        use: Which use of the slot is meant.
     """
 
     engine: str
@@ -60,6 +78,8 @@ class Remote(msgspec.Struct, frozen=True):
     shape: dict[str, Any]
     prompt: str
     lease: float
+    slot: int
+    use: int
 
 
 class _Params(msgspec.Struct, frozen=True):
@@ -84,7 +104,7 @@ def offer(
     tokens: int,
     workers: Sequence[Handshake],
     prompt: str,
-    lease: float,
+    hold: Hold,
 ) -> dict[str, Any]:
     """The ``kv_transfer_params`` that a client takes from the prefill to the decode instance; plain JSON."""
     return {
@@ -100,7 +120,9 @@ def offer(
             "cards": [base64.b64encode(worker.card).decode() for worker in workers],
             "shape": workers[0].shape,
             "prompt": prompt,
-            "lease": lease,
+            "lease": hold.seconds,
+            "slot": hold.slot,
+            "use": hold.use,
         },
     }
 
@@ -131,6 +153,8 @@ def parse(params: Mapping[str, Any]) -> Remote:
         got.cachefw.shape,
         got.cachefw.prompt,
         got.cachefw.lease,
+        got.cachefw.slot,
+        got.cachefw.use,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vllm.logger import init_logger
@@ -11,6 +11,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from cachefw.errors import BrokenError, CacheError
 from cachefw.integrations.vllm import exchange
+from cachefw.integrations.vllm.ledger import Slots
 from cachefw.integrations.vllm.settings import Settings
 from cachefw.integrations.vllm.steps import Load, Registered, Step
 
@@ -24,6 +25,8 @@ _WHOLE = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
 _NULL_BLOCK = 0
 #: A waiting request renews its lease so many times in the lease's length.
 _RENEWALS = 4
+#: Reasons that are remembered, so that each is logged once.
+_REMEMBERED = 1000
 
 
 class Scheduler:
@@ -43,6 +46,9 @@ class Scheduler:
         self._waiting: dict[str, tuple[exchange.Remote, float]] = {}
         # Reasons that were logged: once for each instance and reason is enough.
         self._told: set[tuple[str, str]] = set()
+        self._slots = Slots()
+        # The slots of requests that are kept for others, by name.
+        self._kept: dict[str, int] = {}
 
     def know_workers(self, metadata: Mapping[int, Any]) -> None:
         """Learn how the ranks of this instance are reached, once each has registered its memory."""
@@ -89,7 +95,9 @@ class Scheduler:
                 break
             pairs += [(mine[place].block_id, theirs[place]) for place in wanted if theirs[place] != _NULL_BLOCK]
         local, there = [here for here, _ in pairs], [other for _, other in pairs]
-        self._step.loads[request.request_id] = Load(local, there, remote.request, remote.cards, fault)
+        self._step.loads[request.request_id] = Load(
+            local, there, remote.request, remote.cards, remote.slot, remote.use, fault
+        )
 
     def _remote(self, request: Request) -> exchange.Remote | None:
         """What the request can be loaded from; None, with the reason in the log once, when it has to be computed here."""
@@ -102,11 +110,16 @@ class Scheduler:
             self._check(remote, request)
         except CacheError as error:
             params["do_remote_prefill"] = False
-            if (engine, str(error)) not in self._told:
-                self._told.add((engine, str(error)))
-                _log.warning("request %s is computed here, not loaded: %s", request.request_id, error)
+            self._say(engine, f"request {request.request_id} is computed here, not loaded: {error}", str(error))
             return None
         return remote
+
+    def _say(self, about: str, text: str, reason: str = "") -> None:
+        if (about, reason) not in self._told:
+            if len(self._told) > _REMEMBERED:
+                self._told.clear()
+            self._told.add((about, reason))
+            _log.warning("%s", text)
 
     def _check(self, remote: exchange.Remote, request: Request) -> None:
         differences = exchange.differences(self._workers[0].shape, remote.shape)
@@ -140,7 +153,12 @@ class Scheduler:
             return False, None
         if not params or not params.get("do_remote_decode") or request.status not in _WHOLE or not any(groups):
             return False, None
-        self._step.holds[request.request_id] = self._settings.lease
+        taken = self._slots.take()
+        if taken is None:
+            self._say("slots", f"more than {len(self._kept):,} requests are kept for others; further ones are not")
+            return False, None
+        hold = self._step.holds[request.request_id] = exchange.Hold(self._settings.lease, *taken)
+        self._kept[request.request_id] = hold.slot
         return True, exchange.offer(
             self._engine,
             request.request_id,
@@ -148,8 +166,15 @@ class Scheduler:
             request.num_computed_tokens,
             self._workers,
             exchange.digest(request.prompt_token_ids),
-            self._settings.lease,
+            hold,
         )
+
+    def sent(self, names: Iterable[str]) -> None:
+        """Every rank has let go of these requests."""
+        for name in names:
+            slot = self._kept.pop(name, None)
+            if slot is not None:
+                self._slots.give_back(slot)
 
     # ------------------------------------------------------------------ steps
 

@@ -16,7 +16,8 @@ from vllm.logger import init_logger
 from cachefw.cache import BlocksCacheKey, Cache
 from cachefw.errors import BrokenError, CacheError
 from cachefw.integrations.vllm import caches
-from cachefw.integrations.vllm.exchange import Handshake
+from cachefw.integrations.vllm.exchange import Handshake, Hold
+from cachefw.integrations.vllm.ledger import LEDGER, Ledger
 from cachefw.integrations.vllm.memory import TransportMemory
 from cachefw.integrations.vllm.peers import Peers
 from cachefw.integrations.vllm.settings import Settings
@@ -53,16 +54,19 @@ class Outcome:
 
 @attrs.define(eq=False)
 class _Running:
-    """A load under way: how many of its transfers have not settled, and when it has taken too long."""
+    """A load under way: how many of its transfers have not settled, and when it has taken too long.
+
+    First the blocks are read, then the slot that says whether they were kept meanwhile, to the place `room`.
+    """
 
     load: Load
     link: Link
     deadline: float
-    begun: float
     transfers: list[Transfer] = attrs.field(factory=list)
     unsettled: int = 0
     error: CacheError | None = None
     late: bool = False
+    room: int | None = None
 
 
 class Worker:
@@ -93,7 +97,7 @@ class Worker:
         self._loads: dict[str, _Running] = {}
         self._names: dict[Transfer, str] = {}
         self._outcome = Outcome()
-        self._held: dict[str, tuple[float, float]] = {}
+        self._held: dict[str, tuple[float, Hold]] = {}
         self._early: dict[str, float] = {}
 
     # ------------------------------------------------------------------ memory
@@ -112,7 +116,9 @@ class Worker:
             RegistrationError: They break a rule of the transport; the text lists all that do.
             RequestError: Their layout is not supported.
         """
-        self._caches = caches.register(self._node.cache_manager, self._node.cluster_id, kv_caches)
+        manager = self._node.cache_manager
+        self._caches = caches.register(manager, self._node.cluster_id, kv_caches)
+        self._ledger = Ledger(manager, self._node.cluster_id)
         self._shape["tensors"] = [[len(cache.tensor_addrs), cache.cache_desc.stride] for cache in self._caches]
         made = (
             "memory of the transport"
@@ -137,11 +143,11 @@ class Worker:
         """Begin what the scheduler asks for."""
         now = time.monotonic()
         with self._lock:
-            for name, seconds in step.holds.items():
+            for name, hold in step.holds.items():
+                self._ledger.keep(hold.slot, hold.use)
+                self._held[name] = now + hold.seconds, hold
                 if self._early.pop(name, None) is not None:
-                    self._outcome.sent.add(name)
-                else:
-                    self._held[name] = now + seconds, seconds
+                    self._let_go(name)
         for name, load in step.loads.items():
             if load.fault is not None:
                 self._fail(name, BrokenError(load.fault, operation="vllm"))
@@ -161,26 +167,26 @@ class Worker:
         if link is None:
             self._fail(name, error or BrokenError("there is no link", operation="vllm"))
             return
-        now = time.monotonic()
-        running = _Running(load, link, now + self._settings.timeout, now)
-        # One transfer tells the other side by itself, after its last byte; several are told of when all have settled.
-        done = _RELEASE + load.request.encode() if len(self._caches) == 1 else None
+        running = _Running(load, link, time.monotonic() + self._settings.timeout)
         with self._lock:
             self._loads[name] = running
             try:
                 for number, cache in enumerate(self._caches):
-                    transfer = self._node.cache_manager.pull_blocks(
-                        BlocksCacheKey(link.cluster_id, number), cache, load.remote, load.local, wait=False, notify=done
-                    )
-                    self._names[transfer] = name
-                    running.transfers.append(transfer)
-                    running.unsettled += 1
+                    self._pull(name, running, number, cache, load.remote, load.local)
             except CacheError as failure:
                 running.error = failure
             if not running.unsettled:
                 del self._loads[name]
         if not running.unsettled:
             self._fail(name, running.error or BrokenError("there is nothing to load", operation="vllm"))
+
+    def _pull(self, name: str, running: _Running, model: int, cache: Cache, there: list[int], here: list[int]) -> None:
+        """Post one transfer of a load; with the lock held, so that it is known before anybody hears that it settled."""
+        key = BlocksCacheKey(running.link.cluster_id, model)
+        transfer = self._node.cache_manager.pull_blocks(key, cache, there, here, wait=False)
+        self._names[transfer] = name
+        running.transfers.append(transfer)
+        running.unsettled += 1
 
     def _fail(self, name: str, error: CacheError) -> None:
         _log.warning("request %s: its cache could not be loaded: %s", name, error)
@@ -201,16 +207,16 @@ class Worker:
         self._peers.with_link(cards[self._rank], send)
 
     def outcome(self) -> Outcome:
-        """What has happened since the last call. Each request is reported once, and never while bytes may still land."""
-        for transfer in self._node.completed():
-            self._settled(transfer)
+        """What has happened since the last call. Each request is named once, and never while bytes may still land."""
+        while settled := self._node.completed():
+            for transfer in settled:
+                self._settled(transfer)
         for notification in self._node.notifications():
             self._heard(notification.payload)
         now = time.monotonic()
         with self._lock:
             for name in [name for name, (until, _) in self._held.items() if until < now]:
-                del self._held[name]
-                self._outcome.sent.add(name)
+                self._let_go(name)
                 _log.warning("request %s: nobody came for its cache in time; its blocks are free", name)
             self._early = {name: until for name, until in self._early.items() if until >= now}
             late = [running for running in self._loads.values() if running.deadline < now and not running.late]
@@ -218,6 +224,12 @@ class Worker:
         for running in late:
             self._give_up(running)
         return outcome
+
+    def _let_go(self, name: str) -> None:
+        """Blocks that were kept are free from now on; with the lock held. Whoever reads them still will see it."""
+        _, hold = self._held.pop(name)
+        self._ledger.over(hold.slot, hold.use)
+        self._outcome.sent.add(name)
 
     def _settled(self, transfer: Transfer) -> None:
         with self._lock:
@@ -229,15 +241,27 @@ class Worker:
             running.error = running.error or transfer.error
             if running.unsettled:
                 return
+            if running.late and running.error is None:
+                running.error = BrokenError(f"it took longer than {self._settings.timeout:g} s", operation="vllm")
+            if running.error is None and running.room is None:
+                try:
+                    running.room = self._ledger.take_room()
+                    target, slot = self._ledger.target, running.load.slot
+                    self._pull(name, running, LEDGER, target, [slot], [running.room])
+                    return
+                except CacheError as error:
+                    running.error = error
             del self._loads[name]
-        if running.error is not None or running.late:
-            late = BrokenError(f"it took longer than {self._settings.timeout:g} s", operation="vllm")
-            self._fail(name, running.error or late)
-        if running.error is not None or len(running.transfers) > 1:
-            self._tell(running.load.cards, _RELEASE + running.load.request.encode())
-        if running.error is None and not running.late:
-            with self._lock:
+            if running.room is not None and not self._ledger.kept(running.room, running.load.use):
+                running.error = running.error or BrokenError(
+                    "its blocks were given away before they were all read: the lease of the prefill instance ran out",
+                    operation="vllm",
+                )
+            if running.error is None:
                 self._outcome.received.add(name)
+        if running.error is not None:
+            self._fail(name, running.error)
+        self._tell(running.load.cards, _RELEASE + running.load.request.encode())
 
     def _give_up(self, running: _Running) -> None:
         """A load that takes too long is cancelled where that is possible, and reported when it has settled."""
@@ -252,14 +276,14 @@ class Worker:
         kind, name = payload[:5], payload[5:].decode(errors="replace")
         with self._lock:
             if kind == _RELEASE:
-                if self._held.pop(name, None) is not None:
-                    self._outcome.sent.add(name)
+                if name in self._held:
+                    self._let_go(name)
                 else:
                     # It came before the step in which the scheduler says that the blocks are kept, or long after.
                     self._early[name] = time.monotonic() + self._settings.lease
             elif kind == _RENEW and name in self._held:
-                seconds = self._held[name][1]
-                self._held[name] = time.monotonic() + seconds, seconds
+                hold = self._held[name][1]
+                self._held[name] = time.monotonic() + hold.seconds, hold
 
     def close(self) -> None:
         """Give everything back."""
