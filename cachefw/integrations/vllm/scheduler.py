@@ -105,10 +105,13 @@ class Scheduler:
         if not params or not params.get("do_remote_prefill"):
             return None
         engine = str(params.get("remote_engine_id"))
+        remote = None
         try:
             remote = exchange.parse(params)
             self._check(remote, request)
         except CacheError as error:
+            if remote is not None and len(remote.cards) == len(self._workers):
+                self._step.releases.append((remote.cards, remote.request))
             params["do_remote_prefill"] = False
             self._say(engine, f"request {request.request_id} is computed here, not loaded: {error}", str(error))
             return None

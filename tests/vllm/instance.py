@@ -1,0 +1,149 @@
+"""A vLLM engine in a process of its own, without a server: scheduler and worker both live there."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+#: Settings that the model and the comparison of tokens rest on.
+ENGINE = {
+    "dtype": "float32",
+    "max_model_len": 1024,
+    "enforce_eager": True,
+    "block_size": 32,
+    "seed": 0,
+    "max_num_seqs": 16,
+    "kv_cache_memory_bytes": 64 * 2**20,
+}
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "OMP_NUM_THREADS": "1",
+}
+#: What a proxy says to the prefill instance.
+PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
+#: Seconds for an answer; starting takes 7 on a quiet machine.
+PATIENCE = 240.0
+
+
+def serve(connection: Any, log: str, model: str, transfer: Mapping[str, Any] | None, engine: Mapping[str, Any]) -> None:
+    """The process: answers (prompts, tokens, parameters) with (token ids, parameters) until it hears None."""
+    os.environ.update(ENVIRONMENT)
+    descriptor = os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    from vllm import LLM, SamplingParams
+    from vllm.config import KVTransferConfig
+
+    extra = {} if transfer is None else {"kv_transfer_config": KVTransferConfig(**transfer)}
+    llm = LLM(model=model, **{**ENGINE, **engine}, **extra)
+    connection.send("ready")
+    while (order := connection.recv()) is not None:
+        what, *rest = order
+        if what == "reset":
+            connection.send(llm.reset_prefix_cache())
+            continue
+        if what == "usage":
+            connection.send(llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.usage)
+            continue
+        prompts, count, parameters = rest
+        sampling = [
+            SamplingParams(
+                temperature=0, max_tokens=count, ignore_eos=True, extra_args={"kv_transfer_params": one} if one else None
+            )
+            for one in parameters
+        ]
+        outputs = llm.generate(prompts, sampling, use_tqdm=False)
+        connection.send([(list(o.outputs[0].token_ids), o.kv_transfer_params) for o in outputs])
+    llm.llm_engine.engine_core.shutdown()
+    connection.send("bye")
+    # Taking down torch and vLLM takes seconds, and nothing is left to do.
+    os._exit(0)
+
+
+class Instance:
+    """One engine. `transfer` is vLLM's ``kv_transfer_config``; None makes an engine that knows of no other."""
+
+    def __init__(
+        self, folder: Path, name: str, model: Path, transfer: Mapping[str, Any] | None = None, **engine: Any
+    ) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs, str(self.log), str(model), transfer, engine))
+        self._process.start()
+        theirs.close()
+
+    def _hear(self) -> Any:
+        try:
+            if self._connection.poll(PATIENCE):
+                return self._connection.recv()
+        except EOFError:
+            pass
+        raise AssertionError(f"{self.name} gave no answer; the end of its log:\n" + "\n".join(self.lines()[-30:]))
+
+    def ready(self) -> Instance:
+        """Wait until it takes prompts."""
+        assert self._hear() == "ready"
+        return self
+
+    def ask(self, prompts: Sequence[str], count: int, parameters: Sequence[Mapping[str, Any] | None] = ()) -> None:
+        """Begin a generation."""
+        given = list(parameters) or [None] * len(prompts)
+        self._connection.send(("generate", list(prompts), count, given))
+
+    def answer(self) -> tuple[list[list[int]], list[Any]]:
+        """Tokens and parameters of each prompt."""
+        got = self._hear()
+        return [tokens for tokens, _ in got], [params for _, params in got]
+
+    def generate(
+        self, prompts: Sequence[str], count: int, parameters: Sequence[Mapping[str, Any] | None] = ()
+    ) -> tuple[list[list[int]], list[Any]]:
+        """Greedy tokens of each prompt, and what came with them."""
+        self.ask(prompts, count, parameters)
+        return self.answer()
+
+    def prefill(self, prompts: Sequence[str]) -> list[dict[str, Any]]:
+        """What a proxy does first: one token of each prompt, and the parameters to hand on."""
+        return self.generate(prompts, 1, [PREFILL] * len(prompts))[1]
+
+    def forget(self) -> None:
+        """Empty the prefix cache."""
+        self._connection.send(("reset",))
+        assert self._hear() is True
+
+    def usage(self) -> float:
+        """Share of the blocks that are in use."""
+        self._connection.send(("usage",))
+        return float(self._hear())
+
+    def lines(self) -> list[str]:
+        """Its log."""
+        return self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        if self._process.pid is not None and self._process.is_alive():
+            os.kill(self._process.pid, signal.SIGKILL)
+        self._process.join(10)
+
+    def stop(self) -> None:
+        """Have it end; kill it if it does not."""
+        try:
+            self._connection.send(None)
+            if self._connection.poll(30):
+                self._connection.recv()
+        except (EOFError, BrokenPipeError):
+            # It is gone already, which is what was wanted.
+            self._process.join(1)
+        self._process.join(10)
+        self.kill()
