@@ -40,7 +40,7 @@ LAYERS = [
     {"manager"},
     {"links"},
     {"node"},
-    {"compat", "dry"},
+    {"compat", "dry", "integrations"},
     {"doctor"},
     {"cli"},
     {"__main__"},

@@ -56,7 +56,10 @@ def serve(connection: Any, log: str, model: str, transfer: Mapping[str, Any] | N
         prompts, count, parameters = rest
         sampling = [
             SamplingParams(
-                temperature=0, max_tokens=count, ignore_eos=True, extra_args={"kv_transfer_params": one} if one else None
+                temperature=0,
+                max_tokens=count,
+                ignore_eos=True,
+                extra_args={"kv_transfer_params": one} if one else None,
             )
             for one in parameters
         ]

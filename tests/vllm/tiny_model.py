@@ -13,8 +13,8 @@ TEXTS = (
 def make(folder: Path) -> None:
     """Write model and tokenizer to a folder.
 
-    The weights are spread ten times wider than usual: logits then lie far apart, and the greedy choice among them does not
-    depend on the order in which they were summed.
+    The weights are spread ten times wider than usual: logits then lie far apart, and the greedy choice among them does
+    not depend on the order in which they were summed.
     """
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

@@ -44,8 +44,9 @@ def _views(kv_caches: Mapping[str, torch.Tensor]) -> list[LayerViews]:
             raise refusal(
                 RequestError,
                 {ValueError},
-                f"layer {name}: blocks of {size:,} bytes lie {stride:,} bytes apart (shape {tuple(tensor.shape)}, strides "
-                f"{tensor.stride()}); the connector moves layouts in which the blocks of one layer follow each other "
+                f"layer {name}: blocks of {size:,} bytes lie {stride:,} bytes apart (shape {tuple(tensor.shape)}, "
+                f"strides {tensor.stride()}); the connector moves layouts in which the blocks of one layer follow "
+                "each other "
                 "(LBHNC, LBNHC)",
                 operation="register_kv_caches",
             )
@@ -56,7 +57,8 @@ def _views(kv_caches: Mapping[str, torch.Tensor]) -> list[LayerViews]:
 def register(manager: CacheManager, cluster_id: int, kv_caches: Mapping[str, torch.Tensor]) -> list[Cache]:
     """Register the memory that the tensors are views of, once, and over it one blocks cache for each size of block.
 
-    The key of cache i at the node `cluster_id` is ``BlocksCacheKey(cluster_id, i)``. All of it may be read and written by linked peers.
+    The key of cache i at the node `cluster_id` is ``BlocksCacheKey(cluster_id, i)``. Linked peers may read and write
+    all of it.
 
     Raises:
         RegistrationError: Memory breaks a rule of the transport.

@@ -25,7 +25,7 @@ from cachefw.integrations.vllm.worker import Worker
 __all__ = ["CachefwConnector"]
 
 
-class CachefwConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+class CachefwConnector(KVConnectorBase_V1, SupportsHMA):
     """Moves the key/value blocks of a request from the instance that computed them to the one that goes on with it.
 
     Written against vLLM 0.32. What each method is for is said in vLLM's base class; here they only choose the half.

@@ -1,8 +1,8 @@
 """Which blocks are still kept: a table that others read one-sidedly, after the blocks themselves.
 
-A finished prefill is kept for a while, and then its blocks go to other requests. Whoever comes too late, or is slow, would read
-those without noticing. So each kept request has a slot here, and the slot says that it is over before its blocks are given away:
-who reads the blocks first and then the slot, and finds it not over, has read what was meant.
+A finished prefill is kept for a while, and then its blocks go to other requests. Whoever comes too late, or is slow,
+would read those without noticing. So each kept request has a slot here, and the slot says that it is over before its
+blocks are given away: who reads the blocks first and then the slot, and finds it not over, has read what was meant.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Slots:
 class Ledger:
     """The slots of one rank, and room for those of others.
 
-    Slot values: 0 at first; ``2 n`` while its n-th use is kept, ``2 n + 1`` from the moment at which that is over. A smaller
-    value than ``2 n`` says that this rank has not heard of the n-th use yet; its blocks are kept all the same.
+    Slot values: 0 at first; ``2 n`` while its n-th use is kept, ``2 n + 1`` from the moment at which that is over. A
+    smaller value than ``2 n`` says that this rank has not heard of the n-th use yet; its blocks are kept all the same.
 
     Args:
         manager: Where it is registered.

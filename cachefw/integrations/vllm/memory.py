@@ -15,11 +15,11 @@ from cachefw.memory import Allocation
 __all__ = ["TransportMemory"]
 
 
-class TransportMemory(TorchFunctionMode):  # type: ignore[misc]
+class TransportMemory(TorchFunctionMode):
     """A context in which ``torch.zeros(n, dtype=torch.int8)`` on the CPU comes from `allocate`.
 
-    This is how the engine makes its cache: once, as a whole, before it makes its views. Memory of other devices is left to the
-    engine.
+    This is how the engine makes its cache: once, as a whole, before it makes its views. Memory of other devices is left
+    to the engine.
 
     Args:
         allocate: Makes zeroed memory of so many bytes.
@@ -49,4 +49,4 @@ class TransportMemory(TorchFunctionMode):  # type: ignore[misc]
 
     @staticmethod
     def _on_cpu(device: Any) -> bool:
-        return torch.device(device if device is not None else torch.get_default_device()).type == "cpu"
+        return bool(torch.device(device if device is not None else torch.get_default_device()).type == "cpu")

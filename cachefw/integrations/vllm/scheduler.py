@@ -1,4 +1,4 @@
-"""The half of the connector that decides: which requests are loaded from where, and which blocks are kept for others."""
+"""The half of the connector that decides: what is loaded from where, and which blocks are kept for others."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Scheduler:
         if len(groups) != len(remote.blocks):
             fault = f"{len(groups)} groups of layers here, {len(remote.blocks)} there"
         for mine, theirs in zip(groups, remote.blocks, strict=False):
-            # The same place in both lists holds the same tokens. What has a hash is in this instance's own prefix cache.
+            # The same place in both lists holds the same tokens. What has a hash is in this prefix cache already.
             wanted = [place for place, block in enumerate(mine) if block.block_hash is None and not block.is_null]
             if wanted and wanted[-1] >= len(theirs):
                 fault = f"{wanted[-1] + 1} blocks are needed, and {len(theirs)} were offered"
@@ -100,7 +100,7 @@ class Scheduler:
         )
 
     def _remote(self, request: Request) -> exchange.Remote | None:
-        """What the request can be loaded from; None, with the reason in the log once, when it has to be computed here."""
+        """What the request can be loaded from; None, and the reason in the log once, when it is to be computed here."""
         params = request.kv_transfer_params
         if not params or not params.get("do_remote_prefill"):
             return None
