@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 # The engines are processes that import these helpers by name.
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "examples" / "vllm")]
 if importlib.util.find_spec("vllm") is None:
     if os.environ.get("CACHEFW_VLLM") == "required":
         raise RuntimeError("vLLM is not installed, and these tests were asked for")
