@@ -78,6 +78,9 @@ def test_each_prompt_has_the_tokens_of_one_server(parts, wanted):
     for prompt in PROMPTS:
         assert tokens(proxy, prompt) == wanted[prompt]
     assert decode.metric("vllm:external_prefix_cache_hits_total") > 0
+    assert decode.metric("vllm:cachefw_loads_total") == len(PROMPTS)
+    assert decode.metric("vllm:cachefw_failed_total") == 0
+    assert decode.metric("vllm:cachefw_bytes_total") > len(PROMPTS) * 4 * 32768
 
 
 def test_many_at_once_have_them_too_and_nothing_stays_kept(parts, wanted):
@@ -104,6 +107,7 @@ def test_what_nobody_fetches_is_kept_and_then_free(parts):
     until(lambda: held(prefill) > 0)
     until(lambda: held(prefill) == 0, LEASE + 20)
     assert any("nobody came for its cache in time" in line for line in prefill.lines())
+    assert prefill.metric("vllm:cachefw_expired_total") == 1
 
 
 def test_a_prefill_server_that_cannot_be_reached_costs_a_recomputation(parts, wanted):

@@ -19,6 +19,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from cachefw.integrations.vllm.scheduler import Scheduler
 from cachefw.integrations.vllm.settings import Settings
 from cachefw.integrations.vllm.shape import shape_of
+from cachefw.integrations.vllm.stats import Counts, Metrics
 from cachefw.integrations.vllm.steps import Registered, Step
 from cachefw.integrations.vllm.worker import Worker
 
@@ -112,6 +113,21 @@ class CachefwConnector(KVConnectorBase_V1, SupportsHMA):
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         outcome = self._moving.outcome()
         return KVConnectorTransferResults(outcome.sent, outcome.received, outcome.failed)
+
+    def get_kv_connector_stats(self) -> Counts | None:
+        # vLLM asks both halves; there is nothing to count where nothing moves.
+        counts = self._worker.take_counts() if self._worker is not None else None
+        return counts if counts is not None and not counts.is_empty() else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Counts:
+        return Counts(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: VllmConfig, metric_types: Any, labelnames: list[str], per_engine_labelvalues: Any
+    ) -> Metrics:
+        return Metrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
         if self._worker is not None:

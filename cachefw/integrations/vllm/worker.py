@@ -21,12 +21,13 @@ from cachefw.integrations.vllm.ledger import LEDGER, Ledger
 from cachefw.integrations.vllm.memory import TransportMemory
 from cachefw.integrations.vllm.peers import Peers
 from cachefw.integrations.vllm.settings import Settings
+from cachefw.integrations.vllm.stats import Counts
 from cachefw.integrations.vllm.steps import Load, Step
 from cachefw.links.link import Link
+from cachefw.links.transfers import LinkTransfer
 from cachefw.memory import MemoryKind
 from cachefw.node import Node
 from cachefw.rules import Limits
-from cachefw.transport import Transfer
 
 __all__ = ["Outcome", "Worker"]
 
@@ -54,15 +55,15 @@ class Outcome:
 
 @attrs.define(eq=False)
 class _Running:
-    """A load under way: how many of its transfers have not settled, and when it has taken too long.
+    """A load under way: since when, and how many of its transfers have not settled.
 
     First the blocks are read, then the slot that says whether they were kept meanwhile, to the place `room`.
     """
 
     load: Load
     link: Link
-    deadline: float
-    transfers: list[Transfer] = attrs.field(factory=list)
+    begun: float
+    transfers: list[LinkTransfer] = attrs.field(factory=list)
     unsettled: int = 0
     error: CacheError | None = None
     late: bool = False
@@ -95,8 +96,9 @@ class Worker:
         # Guards what transfers and links, which are posted and made in other threads too, leave for the next step.
         self._lock = threading.Lock()
         self._loads: dict[str, _Running] = {}
-        self._names: dict[Transfer, str] = {}
+        self._names: dict[LinkTransfer, str] = {}
         self._outcome = Outcome()
+        self._counts = Counts()
         self._held: dict[str, tuple[float, Hold]] = {}
         self._early: dict[str, float] = {}
 
@@ -167,7 +169,7 @@ class Worker:
         if link is None:
             self._fail(name, error or BrokenError("there is no link", operation="vllm"))
             return
-        running = _Running(load, link, time.monotonic() + self._settings.timeout)
+        running = _Running(load, link, time.monotonic())
         with self._lock:
             self._loads[name] = running
             try:
@@ -184,6 +186,7 @@ class Worker:
         """Post one transfer of a load; with the lock held, so that it is known before anybody hears that it settled."""
         key = BlocksCacheKey(running.link.cluster_id, model)
         transfer = self._node.cache_manager.pull_blocks(key, cache, there, here, wait=False)
+        assert isinstance(transfer, LinkTransfer)  # noqa: S101 - a node's pulls go over links
         self._names[transfer] = name
         running.transfers.append(transfer)
         running.unsettled += 1
@@ -193,6 +196,7 @@ class Worker:
         with self._lock:
             self._outcome.received.add(name)
             self._outcome.failed.add(name)
+            self._counts.add("failed")
 
     def _tell(self, cards: list[bytes], payload: bytes) -> None:
         def send(link: Link | None, _error: CacheError | None) -> None:
@@ -217,9 +221,14 @@ class Worker:
         with self._lock:
             for name in [name for name, (until, _) in self._held.items() if until < now]:
                 self._let_go(name)
+                self._counts.add("expired")
                 _log.warning("request %s: nobody came for its cache in time; its blocks are free", name)
             self._early = {name: until for name, until in self._early.items() if until >= now}
-            late = [running for running in self._loads.values() if running.deadline < now and not running.late]
+            late = [
+                running
+                for running in self._loads.values()
+                if running.begun + self._settings.timeout < now and not running.late
+            ]
             outcome, self._outcome = self._outcome, Outcome()
         for running in late:
             self._give_up(running)
@@ -231,7 +240,7 @@ class Worker:
         self._ledger.over(hold.slot, hold.use)
         self._outcome.sent.add(name)
 
-    def _settled(self, transfer: Transfer) -> None:
+    def _settled(self, transfer: LinkTransfer) -> None:
         with self._lock:
             name = self._names.pop(transfer, None)
             if name is None:
@@ -259,9 +268,22 @@ class Worker:
                 )
             if running.error is None:
                 self._outcome.received.add(name)
+                self._count(running)
         if running.error is not None:
             self._fail(name, running.error)
         self._tell(running.load.cards, _RELEASE + running.load.request.encode())
+
+    def _count(self, running: _Running) -> None:
+        self._counts.add("loads")
+        self._counts.add("bytes", sum(transfer.nbytes for transfer in running.transfers))
+        self._counts.add("pieces", sum(transfer.pieces for transfer in running.transfers))
+        self._counts.add("seconds", time.monotonic() - running.begun)
+
+    def take_counts(self) -> Counts:
+        """What was counted since the last call."""
+        with self._lock:
+            counts, self._counts = self._counts, Counts()
+        return counts
 
     def _give_up(self, running: _Running) -> None:
         """A load that takes too long is cancelled where that is possible, and reported when it has settled."""
