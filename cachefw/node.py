@@ -118,6 +118,7 @@ class Node:
             self.cache_manager.transport(name).listen_host = None if address is None else address[0]
         self._completed: collections.deque[LinkTransfer] = collections.deque()
         self._notifications: collections.deque[Notification] = collections.deque()
+        self._wake: Callable[[], None] | None = None
         self._loop = asyncio.new_event_loop()
         observed = self.cache_manager.hooks.observed("cachefw_transfer_finished")
         self._reporter = Reporter(self._transfer_finished, f"cachefw-reports-{self.cluster_id}") if observed else None
@@ -294,11 +295,22 @@ class Node:
         """What peers sent since the last call; in order for each peer."""
         return _drain(self._notifications)
 
+    def when_notified(self, call: Callable[[], None] | None) -> None:
+        """Have `call` called when `notifications` has something new, so that nobody has to ask again and again.
+
+        Args:
+            call: Called in the node's own thread, on which every link waits: it wakes another one, and does not raise.
+                None ends it.
+        """
+        self._wake = call
+
     def _notified(self, link: Link, payload: bytes) -> None:
         if len(self._notifications) >= UNREAD:
             text = f"{link.peer_name} sent a notification, and {UNREAD:,} are here already; call notifications()"
             raise BrokenError(text, code="link.flood", peer=link.peer_name)
         self._notifications.append(Notification(link.cluster_id, payload))
+        if (wake := self._wake) is not None:
+            wake()
 
     def _link_changed(self, link: Link) -> None:
         self.cache_manager.hooks.observe("cachefw_link_changed", link=link)

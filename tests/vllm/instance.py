@@ -45,6 +45,7 @@ def serve(connection: Any, log: str, model: str, transfer: Mapping[str, Any] | N
     extra = {} if transfer is None else {"kv_transfer_config": KVTransferConfig(**transfer)}
     llm = LLM(model=model, **{**ENGINE, **engine}, **extra)
     connection.send("ready")
+    pushes: list[tuple[range, int, bool]] = []
     while (order := connection.recv()) is not None:
         what, *rest = order
         if what == "reset":
@@ -52,6 +53,19 @@ def serve(connection: Any, log: str, model: str, transfer: Mapping[str, Any] | N
             continue
         if what == "usage":
             connection.send(llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.usage)
+            continue
+        if what == "watch":
+            pushes = watch(*rest)
+            connection.send(True)
+            continue
+        if what == "waiting":
+            from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+            connection.send(len(get_kv_transfer_group()._worker._sends._waiting))
+            continue
+        if what == "pushes":
+            connection.send(list(pushes))
+            pushes.clear()
             continue
         prompts, count, parameters = rest
         sampling = [
@@ -64,11 +78,36 @@ def serve(connection: Any, log: str, model: str, transfer: Mapping[str, Any] | N
             for one in parameters
         ]
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
+        if transfer is not None:
+            # A server's loop goes on while there is something to say to the workers.
+            while llm.llm_engine.engine_core.engine_core.scheduler.connector.has_pending_push_work():
+                llm.llm_engine.step()
         connection.send([(list(o.outputs[0].token_ids), o.kv_transfer_params) for o in outputs])
     llm.llm_engine.engine_core.shutdown()
     connection.send("bye")
     # Taking down torch and vLLM takes seconds, and nothing is left to do.
     os._exit(0)
+
+
+def watch(damage: bool) -> list[tuple[range, int, bool]]:
+    """Note each push of this process from now on: its tensors, how many blocks, and whether a step was computing.
+
+    With `damage` the blocks of a push go to each other's places.
+    """
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    worker = get_kv_transfer_group()._worker
+    manager = worker._node.cache_manager
+    seen: list[tuple[range, int, bool]] = []
+
+    def push(key: Any, cache: Any, here: Any, there: Any, tensors: range, *rest: Any, **more: Any) -> Any:
+        seen.append((tensors, len(here), worker._sends.running))
+        return type(manager).push_blocks(
+            manager, key, cache, here, there[::-1] if damage else there, tensors, *rest, **more
+        )
+
+    manager.push_blocks = push
+    return seen
 
 
 class Instance:
@@ -123,6 +162,21 @@ class Instance:
         """Empty the prefix cache."""
         self._connection.send(("reset",))
         assert self._hear() is True
+
+    def watch(self, *, damage: bool = False) -> None:
+        """Have it note what it writes to others; see the function."""
+        self._connection.send(("watch", damage))
+        assert self._hear() is True
+
+    def waiting(self) -> int:
+        """How many requests others want of it that have not come."""
+        self._connection.send(("waiting",))
+        return int(self._hear())
+
+    def pushes(self) -> list[tuple[range, int, bool]]:
+        """What it has written since the last call."""
+        self._connection.send(("pushes",))
+        return list(self._hear())
 
     def usage(self) -> float:
         """Share of the blocks that are in use."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import attrs
 import torch
@@ -11,7 +11,7 @@ from cachefw.cache import BlocksCacheKey, Cache, CacheDesc, DataType, Placement
 from cachefw.errors import RequestError, refusal
 from cachefw.manager import CacheManager
 
-__all__ = ["LayerViews", "register"]
+__all__ = ["LayerViews", "register", "tables"]
 
 
 @attrs.frozen
@@ -52,6 +52,12 @@ def _views(kv_caches: Mapping[str, torch.Tensor]) -> list[LayerViews]:
             )
         groups.setdefault((tensor.shape[0], size), {})[tensor.data_ptr()] = None
     return [LayerViews(tuple(group), blocks, size) for (blocks, size), group in groups.items()]
+
+
+def tables(kv_caches: Mapping[str, torch.Tensor], caches: Sequence[Cache]) -> dict[str, tuple[int, int]]:
+    """By layer, which of `caches` has its blocks, and as which of its tensors."""
+    places = {addr: (n, at) for n, cache in enumerate(caches) for at, addr in enumerate(cache.tensor_addrs)}
+    return {name: places[tensor.data_ptr()] for name, tensor in kv_caches.items()}
 
 
 def register(manager: CacheManager, cluster_id: int, kv_caches: Mapping[str, torch.Tensor]) -> list[Cache]:

@@ -41,14 +41,21 @@ class CachefwConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
         if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = Scheduler(config.engine_id, settings)
+            self._scheduler = Scheduler(config.engine_id, settings, len(kv_cache_config.kv_cache_groups))
         else:
-            shape = shape_of(vllm_config, settings.model)
-            self._worker = Worker(settings, vllm_config.parallel_config.rank, shape)
+            shape = {**shape_of(vllm_config, settings.model), "mode": settings.mode}
+            groups = kv_cache_config.kv_cache_groups
+            block_size = groups[0].kv_cache_spec.block_size if len(groups) == 1 else None
+            self._worker = Worker(settings, vllm_config.parallel_config.rank, shape, block_size)
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
         return "LBHNC"
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        # Layers are told of one by one, which a captured graph would not do.
+        return extra_config.get("mode") == "push"
 
     # ------------------------------------------------------------------ scheduler
 
@@ -68,7 +75,7 @@ class CachefwConnector(KVConnectorBase_V1, SupportsHMA):
         self._deciding.allocated(request, blocks.blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        return self._deciding.take_step()
+        return self._deciding.take_step(scheduler_output)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self._deciding.finished(request, (block_ids,))
@@ -96,6 +103,11 @@ class CachefwConnector(KVConnectorBase_V1, SupportsHMA):
     def get_handshake_metadata(self) -> Registered:
         return Registered(self._moving.handshake())
 
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        assert isinstance(connector_metadata, Step)  # noqa: S101 - made by `build_connector_meta`
+        self._moving.before(connector_metadata)
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         step = self._get_connector_metadata()
         assert isinstance(step, Step)  # noqa: S101 - made by `build_connector_meta`
@@ -105,12 +117,14 @@ class CachefwConnector(KVConnectorBase_V1, SupportsHMA):
         """Blocks are whole before their request runs."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """The other side fetches."""
+        self._moving.layer(layer_name)
 
     def wait_for_save(self) -> None:
-        """The other side fetches."""
+        # Nothing waits: blocks stay what they are until they have been written.
+        self._moving.end_step()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        self._moving.ended(finished_req_ids)
         outcome = self._moving.outcome()
         return KVConnectorTransferResults(outcome.sent, outcome.received, outcome.failed)
 

@@ -15,7 +15,7 @@ from cachefw.errors import BrokenError
 __all__ = ["Handshake", "Hold", "Remote", "differences", "digest", "offer", "parse"]
 
 #: Changes when what is said here changes its meaning.
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 class Handshake(msgspec.Struct, frozen=True):
@@ -55,24 +55,25 @@ class _Extra(msgspec.Struct, frozen=True):
 
 
 class Remote(msgspec.Struct, frozen=True):
-    """A finished prefill, as the decode side gets it in ``kv_transfer_params``.
+    """A prefill, as the decode side gets it in ``kv_transfer_params``.
 
     Attributes:
         engine: The instance; a new one after each start.
-        request: The request's name there.
-        blocks: For each group of layers the blocks, in order of the tokens; 0 where there is none any more.
-        tokens: How many tokens of the prompt they hold.
+        request: The request's name there; ``@`` and the transfer id when it has not ended yet.
+        blocks: For each group of layers the blocks, in order of the tokens; 0 where there is none any more. None when
+            the prefill has not ended yet.
+        tokens: How many tokens of the prompt they hold; -1 for all.
         cards: How to reach each rank.
         shape: What the caches there are.
-        prompt: `digest` of the prompt.
+        prompt: `digest` of the prompt; "" when the prefill has not ended yet.
         lease: Seconds for which the blocks are kept.
-        slot: Where the ledger there says whether they still are.
+        slot: Where the ledger there says whether they still are; -1 when the prefill has not ended yet.
         use: Which use of the slot is meant.
     """
 
     engine: str
     request: str
-    blocks: list[list[int]]
+    blocks: list[list[int]] | None
     tokens: int
     cards: list[bytes]
     shape: dict[str, Any]
@@ -88,6 +89,7 @@ class _Params(msgspec.Struct, frozen=True):
     remote_block_ids: list[list[int]]
     remote_num_tokens: int
     cachefw: _Extra
+    transfer_id: str = ""
 
 
 def digest(tokens: Sequence[int] | None) -> str:
@@ -128,7 +130,7 @@ def offer(
 
 
 def parse(params: Mapping[str, Any]) -> Remote:
-    """What `offer` made.
+    """What `offer` made. With a ``transfer_id`` it may be of an earlier request: it then only says where.
 
     Raises:
         BrokenError: It is something else; the text says what is wrong with it.
@@ -144,6 +146,10 @@ def parse(params: Mapping[str, Any]) -> Remote:
             f"{PROTOCOL}; run the same cachefw on both",
             operation="vllm",
         )
+    if got.transfer_id:
+        where = got.cachefw
+        name = "@" + got.transfer_id
+        return Remote(got.remote_engine_id, name, None, -1, cards, where.shape, "", where.lease, -1, 0)
     return Remote(
         got.remote_engine_id,
         got.remote_request_id,

@@ -71,6 +71,10 @@ class Ledger:
         """Note that it is over, before its blocks are given away."""
         self._own[slot] = 2 * use + 1
 
+    def is_over(self, slot: int, use: int) -> bool:
+        """Whether the n-th use of a slot is over, or there is no such slot."""
+        return not 0 <= slot < SLOTS or int(self._own[slot]) > 2 * use
+
     def take_room(self) -> int:
         """Where the slot of another instance can be read to: a block of `target`.
 

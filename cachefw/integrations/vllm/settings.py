@@ -37,6 +37,10 @@ class Settings:
         timeout: Seconds that loading one request may take.
         link_timeout: Seconds that reaching another instance may take.
         model: What both instances call the model; None takes the name that the engine was started with.
+        mode: ``"pull"``: the decode instance reads a finished prefill; ``"push"``: the prefill instance writes to it,
+            layer by layer as they are computed where it is told early enough. Both instances say the same.
+        secret_file: Path of a file that only its owner reads, with what every instance has to know. None takes the
+            setting ``secret_file`` of cachefw.
     """
 
     listen: str = "127.0.0.1:0"
@@ -47,11 +51,18 @@ class Settings:
     timeout: float = attrs.field(default=30.0, validator=_positive)
     link_timeout: float = attrs.field(default=5.0, validator=_positive)
     model: str | None = None
+    mode: str = attrs.field(default="pull")
+    secret_file: str | None = None
 
     @memory.validator
     def _check_memory(self, _attribute: object, value: str) -> None:
         if value not in ("transport", "engine"):
             raise _wrong(f'memory is "transport" or "engine", not {value!r}')
+
+    @mode.validator
+    def _check_mode(self, _attribute: object, value: str) -> None:
+        if value not in ("pull", "push"):
+            raise _wrong(f'mode is "pull" or "push", not {value!r}')
 
     @classmethod
     def read(cls, extra: Mapping[str, Any]) -> Settings:

@@ -22,6 +22,9 @@ class Load:
         cards: How to reach each rank there.
         slot: Where the ledger there says whether the blocks are still kept.
         use: Which use of the slot is meant.
+        prompt: Digest of the prompt.
+        pairs: Where the prefill instance writes: group of layers, place among the request's blocks, block to fill.
+            `local` and `remote` are then empty.
         fault: Why it cannot be loaded, when that was found too late to say so to the engine; else None.
     """
 
@@ -31,7 +34,30 @@ class Load:
     cards: list[bytes]
     slot: int
     use: int
+    prompt: str = ""
+    pairs: list[tuple[int, int, int]] = field(default_factory=list)
     fault: str | None = None
+
+
+@dataclass(frozen=True)
+class Computing:
+    """A request that is computed for others.
+
+    Attributes:
+        transfer: What others call it before it has ended; "" when nobody does.
+        prompt: Digest of its prompt.
+        blocks: By group of layers, in order of the tokens.
+        before: Tokens that were computed before the step.
+        after: Tokens that will have been after it.
+        total: Tokens of the prompt.
+    """
+
+    transfer: str
+    prompt: str
+    blocks: tuple[list[int], ...]
+    before: int
+    after: int
+    total: int
 
 
 @dataclass
@@ -41,12 +67,20 @@ class Step(KVConnectorMetadata):
     Attributes:
         loads: By the request's name here.
         holds: Requests whose blocks are kept for others, by name.
+        whole: Those of `holds` that are written by this instance.
+        computing: Requests that the step computes, and that others may want already.
+        preempted: Those that have lost their blocks, and will be computed anew.
+        dropped: Those that have ended, and are not kept.
         releases: (cards, request there) that are not needed any more.
         renewals: (cards, request there) whose lease is to start anew.
     """
 
     loads: dict[str, Load] = field(default_factory=dict)
     holds: dict[str, Hold] = field(default_factory=dict)
+    whole: dict[str, Computing] = field(default_factory=dict)
+    computing: dict[str, Computing] = field(default_factory=dict)
+    preempted: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
     releases: list[tuple[list[bytes], str]] = field(default_factory=list)
     renewals: list[tuple[list[bytes], str]] = field(default_factory=list)
 

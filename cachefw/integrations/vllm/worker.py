@@ -1,73 +1,42 @@
-"""The half of the connector that moves bytes: registered caches, links, transfers, and leases on what others fetch."""
+"""The half of the connector that moves bytes: registered caches, links, and leases on what others fetch."""
 
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-import attrs
+import msgspec
 import torch
 from vllm.logger import init_logger
 
-from cachefw.cache import BlocksCacheKey, Cache
+from cachefw.cache import Cache
 from cachefw.errors import BrokenError, CacheError
-from cachefw.integrations.vllm import caches
+from cachefw.integrations.vllm import caches, words
 from cachefw.integrations.vllm.exchange import Handshake, Hold
-from cachefw.integrations.vllm.ledger import LEDGER, Ledger
+from cachefw.integrations.vllm.ledger import Ledger
 from cachefw.integrations.vllm.memory import TransportMemory
+from cachefw.integrations.vllm.outcome import Outcome, Outcomes
 from cachefw.integrations.vllm.peers import Peers
+from cachefw.integrations.vllm.pulling import Pulls
+from cachefw.integrations.vllm.receiving import Arrivals
+from cachefw.integrations.vllm.sending import Sends
 from cachefw.integrations.vllm.settings import Settings
 from cachefw.integrations.vllm.stats import Counts
 from cachefw.integrations.vllm.steps import Load, Step
 from cachefw.links.link import Link
-from cachefw.links.transfers import LinkTransfer
 from cachefw.memory import MemoryKind
 from cachefw.node import Node
 from cachefw.rules import Limits
 
-__all__ = ["Outcome", "Worker"]
+__all__ = ["Worker"]
 
 _log = init_logger("vllm.cachefw")
 
-_RELEASE, _RENEW = b"free:", b"keep:"
 #: The engine is what limits how much memory there is.
 _LIMITS = Limits(addresses=2**20, device_bytes=2**62, host_bytes=2**62, source="the engine's own configuration")
-
-
-@attrs.define
-class Outcome:
-    """What has become of requests since the last step, by name.
-
-    Attributes:
-        sent: Others have them, or do not want them any more: their blocks are free.
-        received: Loaded, or not to be loaded.
-        failed: Those of `received` whose blocks hold nothing.
-    """
-
-    sent: set[str] = attrs.field(factory=set)
-    received: set[str] = attrs.field(factory=set)
-    failed: set[str] = attrs.field(factory=set)
-
-
-@attrs.define(eq=False)
-class _Running:
-    """A load under way: since when, and how many of its transfers have not settled.
-
-    First the blocks are read, then the slot that says whether they were kept meanwhile, to the place `room`.
-    """
-
-    load: Load
-    link: Link
-    begun: float
-    transfers: list[LinkTransfer] = attrs.field(factory=list)
-    unsettled: int = 0
-    error: CacheError | None = None
-    late: bool = False
-    room: int | None = None
 
 
 class Worker:
@@ -79,26 +48,31 @@ class Worker:
         settings: The instance's settings.
         rank: Which of the instance's ranks this is: it fetches from the same rank of others.
         shape: What is known of the caches before they are made; see `exchange.differences`.
+        block_size: Tokens in a block, where all layers make one group; else None.
     """
 
-    def __init__(self, settings: Settings, rank: int, shape: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Settings, rank: int, shape: Mapping[str, Any], block_size: int | None) -> None:
         self._settings = settings
         self._rank = rank
         self._shape = dict(shape)
+        self._block_size = block_size
         # 63 bits of chance tell apart all instances that ever meet.
         cluster = int.from_bytes(os.urandom(8), "little") >> 1
         self._node = Node(
-            cluster, settings.listen, transports=settings.transports, settings=settings.settings, limits=_LIMITS
+            cluster,
+            settings.listen,
+            transports=settings.transports,
+            settings=settings.settings,
+            limits=_LIMITS,
+            secret=settings.secret_file,
         )
         self._peers = Peers(self._node, settings.link_timeout)
         self._memory: TransportMemory | None = None
         self._caches: list[Cache] = []
-        # Guards what transfers and links, which are posted and made in other threads too, leave for the next step.
-        self._lock = threading.Lock()
-        self._loads: dict[str, _Running] = {}
-        self._names: dict[LinkTransfer, str] = {}
-        self._outcome = Outcome()
-        self._counts = Counts()
+        self._outcomes = Outcomes()
+        self._lock = self._outcomes.lock
+        self._sends: Sends | None = None
+        self._device: torch.device | None = None
         self._held: dict[str, tuple[float, Hold]] = {}
         self._early: dict[str, float] = {}
 
@@ -121,6 +95,24 @@ class Worker:
         manager = self._node.cache_manager
         self._caches = caches.register(manager, self._node.cluster_id, kv_caches)
         self._ledger = Ledger(manager, self._node.cluster_id)
+        every = [len(cache.tensor_addrs) * cache.cache_desc.stride for cache in self._caches]
+        over = self._let_go_there
+        self._pulls = Pulls(self._node, self._caches, self._ledger, self._outcomes, over, self._settings.timeout)
+        self._arrivals = Arrivals(self._outcomes, over, self._settings.timeout, sum(every))
+        device = next(iter(kv_caches.values())).device
+        self._device = None if device.type == "cpu" else device
+        if self._settings.mode == "push":
+            self._sends = Sends(
+                self._node,
+                self._caches,
+                caches.tables(kv_caches, self._caches),
+                self._block_size,
+                self._outcomes,
+                self._release,
+                self._ledger.is_over,
+                self._settings.timeout,
+                self._listen,
+            )
         self._shape["tensors"] = [[len(cache.tensor_addrs), cache.cache_desc.stride] for cache in self._caches]
         made = (
             "memory of the transport"
@@ -141,6 +133,29 @@ class Worker:
 
     # ------------------------------------------------------------------ a step
 
+    def before(self, step: Step) -> None:
+        """A step begins: what it computes may be written to others meanwhile."""
+        if self._sends is not None and (step.computing or step.preempted or step.dropped):
+            self._sends.step(step.computing, step.preempted, step.dropped)
+
+    def layer(self, name: str) -> None:
+        """The step has computed a layer."""
+        if self._sends is not None and self._sends.running:
+            self._sends.layer(name, self._event())
+
+    def end_step(self) -> None:
+        """The step has computed everything."""
+        if self._sends is not None and self._sends.running:
+            self._sends.end_step(self._event())
+
+    def _event(self) -> Any:
+        """What tells when the device has done what it was told so far; None where it has."""
+        if self._device is None:
+            return None
+        event = torch.get_device_module(self._device).Event()
+        event.record()
+        return event
+
     def start(self, step: Step) -> None:
         """Begin what the scheduler asks for."""
         now = time.monotonic()
@@ -148,166 +163,132 @@ class Worker:
             for name, hold in step.holds.items():
                 self._ledger.keep(hold.slot, hold.use)
                 self._held[name] = now + hold.seconds, hold
-                if self._early.pop(name, None) is not None:
+                whole = step.whole.get(name)
+                called = (name,) if whole is None else (name, "@" + whole.transfer)
+                early = [self._early.pop(one) for one in called if one in self._early]
+                if self._sends is not None and whole is not None:
+                    self._sends.keep(name, whole)
+                if early and name in self._held:
                     self._let_go(name)
+        begin = self._pulls.begin if self._sends is None else self._arrivals.begin
         for name, load in step.loads.items():
             if load.fault is not None:
-                self._fail(name, BrokenError(load.fault, operation="vllm"))
-            elif not load.local:
-                self._tell(load.cards, _RELEASE + load.request.encode())
-                with self._lock:
-                    self._outcome.received.add(name)
+                self._outcomes.fail(name, BrokenError(load.fault, operation="vllm"))
+            elif not load.local and not load.pairs:
+                self._let_go_there(load)
+                self._outcomes.received(name)
             else:
-                self._peers.with_link(load.cards[self._rank], partial(self._begin, name, load))
+                self._peers.with_link(load.cards[self._rank], partial(begin, name, load))
         for cards, request in step.releases:
-            self._tell(cards, _RELEASE + request.encode())
+            self._tell(cards, words.Release(request))
         for cards, request in step.renewals:
-            self._tell(cards, _RENEW + request.encode())
+            self._tell(cards, words.Renew(request))
 
-    def _begin(self, name: str, load: Load, link: Link | None, error: CacheError | None) -> None:
-        """Post a load: from the engine's thread where the link is up, else from the one that made it."""
-        if link is None:
-            self._fail(name, error or BrokenError("there is no link", operation="vllm"))
-            return
-        running = _Running(load, link, time.monotonic())
-        with self._lock:
-            self._loads[name] = running
-            try:
-                for number, cache in enumerate(self._caches):
-                    self._pull(name, running, number, cache, load.remote, load.local)
-            except CacheError as failure:
-                running.error = failure
-            if not running.unsettled:
-                del self._loads[name]
-        if not running.unsettled:
-            self._fail(name, running.error or BrokenError("there is nothing to load", operation="vllm"))
+    def _let_go_there(self, load: Load) -> None:
+        self._tell(load.cards, words.Release(load.request))
 
-    def _pull(self, name: str, running: _Running, model: int, cache: Cache, there: list[int], here: list[int]) -> None:
-        """Post one transfer of a load; with the lock held, so that it is known before anybody hears that it settled."""
-        key = BlocksCacheKey(running.link.cluster_id, model)
-        transfer = self._node.cache_manager.pull_blocks(key, cache, there, here, wait=False)
-        assert isinstance(transfer, LinkTransfer)  # noqa: S101 - a node's pulls go over links
-        self._names[transfer] = name
-        running.transfers.append(transfer)
-        running.unsettled += 1
-
-    def _fail(self, name: str, error: CacheError) -> None:
-        _log.warning("request %s: its cache could not be loaded: %s", name, error)
-        with self._lock:
-            self._outcome.received.add(name)
-            self._outcome.failed.add(name)
-            self._counts.add("failed")
-
-    def _tell(self, cards: list[bytes], payload: bytes) -> None:
+    def _tell(self, cards: list[bytes], word: words.Word) -> None:
         def send(link: Link | None, _error: CacheError | None) -> None:
             if link is None:
                 # Whoever cannot be reached lets go when the lease runs out.
                 return
             try:
-                link.notify(payload)
+                link.notify(words.encode(word))
             except CacheError as error:
-                _log.debug("%s was not told %r: %s", link.peer_name, payload, error)
+                _log.debug("%s was not told %s: %s", link.peer_name, word, error)
 
         self._peers.with_link(cards[self._rank], send)
+
+    def ended(self, names: Iterable[str]) -> None:
+        """These requests have ended, some of them before they were loaded."""
+        if self._sends is not None:
+            self._arrivals.cancel(names)
 
     def outcome(self) -> Outcome:
         """What has happened since the last call. Each request is named once, and never while bytes may still land."""
         while settled := self._node.completed():
             for transfer in settled:
-                self._settled(transfer)
-        for notification in self._node.notifications():
-            self._heard(notification.payload)
+                self._pulls.settled(transfer)
+        if self._sends is None:
+            self._listen()
         now = time.monotonic()
         with self._lock:
             for name in [name for name, (until, _) in self._held.items() if until < now]:
+                if self._sends is not None and self._sends.busy(name):
+                    # Somebody came in time; it ends when the last byte is there, or with the link.
+                    continue
                 self._let_go(name)
-                self._counts.add("expired")
+                self._outcomes.count("expired")
                 _log.warning("request %s: nobody came for its cache in time; its blocks are free", name)
-            self._early = {name: until for name, until in self._early.items() if until >= now}
-            late = [
-                running
-                for running in self._loads.values()
-                if running.begun + self._settings.timeout < now and not running.late
-            ]
-            outcome, self._outcome = self._outcome, Outcome()
-        for running in late:
-            self._give_up(running)
-        return outcome
+            if self._early:
+                self._early = {name: until for name, until in self._early.items() if until >= now}
+        self._pulls.give_up(now)
+        self._arrivals.give_up(now)
+        return self._outcomes.take()
 
     def _let_go(self, name: str) -> None:
         """Blocks that were kept are free from now on; with the lock held. Whoever reads them still will see it."""
         _, hold = self._held.pop(name)
         self._ledger.over(hold.slot, hold.use)
-        self._outcome.sent.add(name)
-
-    def _settled(self, transfer: LinkTransfer) -> None:
-        with self._lock:
-            name = self._names.pop(transfer, None)
-            if name is None:
-                return
-            running = self._loads[name]
-            running.unsettled -= 1
-            running.error = running.error or transfer.error
-            if running.unsettled:
-                return
-            if running.late and running.error is None:
-                running.error = BrokenError(f"it took longer than {self._settings.timeout:g} s", operation="vllm")
-            if running.error is None and running.room is None:
-                try:
-                    running.room = self._ledger.take_room()
-                    target, slot = self._ledger.target, running.load.slot
-                    self._pull(name, running, LEDGER, target, [slot], [running.room])
-                    return
-                except CacheError as error:
-                    running.error = error
-            del self._loads[name]
-            if running.room is not None and not self._ledger.kept(running.room, running.load.use):
-                running.error = running.error or BrokenError(
-                    "its blocks were given away before they were all read: the lease of the prefill instance ran out",
-                    operation="vllm",
-                )
-            if running.error is None:
-                self._outcome.received.add(name)
-                self._count(running)
-        if running.error is not None:
-            self._fail(name, running.error)
-        self._tell(running.load.cards, _RELEASE + running.load.request.encode())
-
-    def _count(self, running: _Running) -> None:
-        self._counts.add("loads")
-        self._counts.add("bytes", sum(transfer.nbytes for transfer in running.transfers))
-        self._counts.add("pieces", sum(transfer.pieces for transfer in running.transfers))
-        self._counts.add("seconds", time.monotonic() - running.begun)
+        if self._sends is not None:
+            self._sends.forget(name)
+        self._outcomes.sent(name)
 
     def take_counts(self) -> Counts:
         """What was counted since the last call."""
-        with self._lock:
-            counts, self._counts = self._counts, Counts()
-        return counts
+        return self._outcomes.take_counts()
 
-    def _give_up(self, running: _Running) -> None:
-        """A load that takes too long is cancelled where that is possible, and reported when it has settled."""
-        running.late = True
-        for transfer in running.transfers:
+    # ------------------------------------------------------------------ words of other instances
+
+    def _listen(self) -> None:
+        for notification in self._node.notifications():
             try:
-                transfer.cancel()
-            except CacheError as error:
-                _log.debug("cannot cancel: %s", error)
+                word = words.decode(notification.payload)
+            except msgspec.MsgspecError as error:
+                _log.warning("cluster %d said what means nothing here: %s", notification.cluster_id, error)
+                continue
+            self._heard(notification.cluster_id, word)
 
-    def _heard(self, payload: bytes) -> None:
-        kind, name = payload[:5], payload[5:].decode(errors="replace")
+    def _heard(self, cluster_id: int, word: words.Word) -> None:
+        if isinstance(word, words.Release):
+            self._release(word.request)
+        elif isinstance(word, words.Renew):
+            self._renew(word.request)
+        elif isinstance(word, words.Done):
+            self._arrivals.done(cluster_id, word)
+        elif isinstance(word, words.Failed):
+            self._arrivals.failed(cluster_id, word)
+        elif self._sends is None:
+            _log.warning(
+                'cluster %d wants blocks written, which this instance does not do: its mode is "pull"', cluster_id
+            )
+        elif isinstance(word, words.Want):
+            self._sends.wanted(cluster_id, word)
+        else:
+            self._sends.stop(cluster_id, word.token)
+
+    def _name_of(self, called: str) -> str:
+        return called if self._sends is None else self._sends.name_of(called)
+
+    def _release(self, called: str) -> None:
         with self._lock:
-            if kind == _RELEASE:
-                if name in self._held:
-                    self._let_go(name)
-                else:
-                    # It came before the step in which the scheduler says that the blocks are kept, or long after.
-                    self._early[name] = time.monotonic() + self._settings.lease
-            elif kind == _RENEW and name in self._held:
+            name = self._name_of(called)
+            if name not in self._held:
+                # It came before the step in which the scheduler says that the blocks are kept, or long after.
+                self._early[name] = time.monotonic() + self._settings.lease
+            elif self._sends is None or not self._sends.busy(name):
+                self._let_go(name)
+
+    def _renew(self, called: str) -> None:
+        with self._lock:
+            name = self._name_of(called)
+            if name in self._held:
                 hold = self._held[name][1]
                 self._held[name] = time.monotonic() + hold.seconds, hold
 
     def close(self) -> None:
         """Give everything back."""
         self._peers.close()
+        if self._sends is not None:
+            self._sends.close()
         self._node.close()

@@ -1,0 +1,149 @@
+"""Loads that the decode instance does itself: it reads the blocks, and then whether they were kept meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import attrs
+from vllm.logger import init_logger
+
+from cachefw.cache import BlocksCacheKey, Cache
+from cachefw.errors import BrokenError, CacheError
+from cachefw.integrations.vllm.ledger import LEDGER, Ledger
+from cachefw.integrations.vllm.outcome import Outcomes
+from cachefw.integrations.vllm.steps import Load
+from cachefw.links.link import Link
+from cachefw.links.transfers import LinkTransfer
+from cachefw.node import Node
+
+__all__ = ["Pulls"]
+
+_log = init_logger("vllm.cachefw")
+
+
+@attrs.define(eq=False)
+class _Running:
+    """A load under way: since when, and how many of its transfers have not settled.
+
+    First the blocks are read, then the slot that says whether they were kept meanwhile, to the place `room`.
+    """
+
+    load: Load
+    link: Link
+    begun: float
+    transfers: list[LinkTransfer] = attrs.field(factory=list)
+    unsettled: int = 0
+    error: CacheError | None = None
+    late: bool = False
+    room: int | None = None
+
+
+class Pulls:
+    """Reads blocks of other instances.
+
+    Args:
+        node: Whose links.
+        caches: What is read to.
+        ledger: Where slots are read to.
+        outcomes: Where requests are reported, each once, and never while bytes may still land.
+        over: Called with a load that has ended.
+        timeout: Seconds that one load may take.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        caches: Sequence[Cache],
+        ledger: Ledger,
+        outcomes: Outcomes,
+        over: Callable[[Load], None],
+        timeout: float,
+    ) -> None:
+        self._node = node
+        self._caches = caches
+        self._ledger = ledger
+        self._outcomes = outcomes
+        self._over = over
+        self._timeout = timeout
+        self._lock = outcomes.lock
+        self._loads: dict[str, _Running] = {}
+        self._names: dict[LinkTransfer, str] = {}
+
+    def begin(self, name: str, load: Load, link: Link | None, error: CacheError | None) -> None:
+        """Post a load: from the engine's thread where the link is up, else from the one that made it."""
+        if link is None:
+            self._outcomes.fail(name, error or BrokenError("there is no link", operation="vllm"))
+            return
+        running = _Running(load, link, time.monotonic())
+        with self._lock:
+            self._loads[name] = running
+            try:
+                for number, cache in enumerate(self._caches):
+                    self._pull(name, running, number, cache, load.remote, load.local)
+            except CacheError as failure:
+                running.error = failure
+            if not running.unsettled:
+                del self._loads[name]
+        if not running.unsettled:
+            self._outcomes.fail(name, running.error or BrokenError("there is nothing to load", operation="vllm"))
+
+    def _pull(self, name: str, running: _Running, model: int, cache: Cache, there: list[int], here: list[int]) -> None:
+        """Post one transfer of a load; with the lock held, so that it is known before anybody hears that it settled."""
+        key = BlocksCacheKey(running.link.cluster_id, model)
+        transfer = self._node.cache_manager.pull_blocks(key, cache, there, here, wait=False)
+        assert isinstance(transfer, LinkTransfer)  # noqa: S101 - a node's pulls go over links
+        self._names[transfer] = name
+        running.transfers.append(transfer)
+        running.unsettled += 1
+
+    def settled(self, transfer: LinkTransfer) -> None:
+        """A transfer of the node's has settled; those of others are none of this one's business."""
+        with self._lock:
+            name = self._names.pop(transfer, None)
+            if name is None:
+                return
+            running = self._loads[name]
+            running.unsettled -= 1
+            running.error = running.error or transfer.error
+            if running.unsettled:
+                return
+            if running.late and running.error is None:
+                running.error = BrokenError(f"it took longer than {self._timeout:g} s", operation="vllm")
+            if running.error is None and running.room is None:
+                try:
+                    running.room = self._ledger.take_room()
+                    target, slot = self._ledger.target, running.load.slot
+                    self._pull(name, running, LEDGER, target, [slot], [running.room])
+                    return
+                except CacheError as error:
+                    running.error = error
+            del self._loads[name]
+            if running.room is not None and not self._ledger.kept(running.room, running.load.use):
+                running.error = running.error or BrokenError(
+                    "its blocks were given away before they were all read: the lease of the prefill instance ran out",
+                    operation="vllm",
+                )
+        if running.error is not None:
+            self._outcomes.fail(name, running.error)
+        else:
+            self._outcomes.received(name)
+            transfers = running.transfers
+            self._outcomes.loaded(
+                sum(one.nbytes for one in transfers),
+                sum(one.pieces for one in transfers),
+                time.monotonic() - running.begun,
+            )
+        self._over(running.load)
+
+    def give_up(self, now: float) -> None:
+        """Cancel loads that take too long, where that is possible; they are reported when they have settled."""
+        with self._lock:
+            late = [one for one in self._loads.values() if one.begun + self._timeout < now and not one.late]
+        for running in late:
+            running.late = True
+            for transfer in running.transfers:
+                try:
+                    transfer.cancel()
+                except CacheError as error:
+                    _log.debug("cannot cancel: %s", error)
