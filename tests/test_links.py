@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import queue
 import socket
 import struct
 import threading
@@ -368,6 +369,22 @@ def test_completed_hands_over_what_finished_and_notifications_come_after_the_byt
     assert {note.payload for note in notes} == {b"part 0", b"part 1", b"part 2", b"part 3"}
     assert {note.cluster_id for note in notes} == {2}
     assert one.notifications() == []
+
+
+def test_whoever_waits_for_notifications_is_woken(pair: tuple[cachefw.Node, cachefw.Node]) -> None:
+    one, two = pair
+    link = two.link(one.address)
+    woken: queue.SimpleQueue[int] = queue.SimpleQueue()
+    one.when_notified(lambda: woken.put(1))
+    for payload in (b"first", b"second"):
+        link.notify(payload)
+        assert woken.get(timeout=20) == 1
+        assert [note.payload for note in one.notifications()] == [payload]
+    one.when_notified(None)
+    link.notify(b"third")
+    link.sync()
+    assert woken.empty()
+    assert [note.payload for note in one.notifications()] == [b"third"]
 
 
 def test_notifications_keep_their_order_and_are_bounded(pair: tuple[cachefw.Node, cachefw.Node]) -> None:
