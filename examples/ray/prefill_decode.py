@@ -4,8 +4,9 @@
     python examples/ray/prefill_decode.py                   # a cluster of its own on this machine
     python examples/ray/prefill_decode.py --address auto    # the cluster that this machine belongs to
 
-What goes through Ray is small: a ticket for each finished prompt. The blocks go from actor to actor, one-sided, and never through
-Ray's object store. In place of a model each prompt's blocks are filled with numbers that the decode worker can check.
+What goes through Ray is small: a ticket for each finished prompt. The blocks go from actor to actor, one-sided, and
+never through Ray's object store. In place of a model each prompt's blocks are filled with numbers that the
+decode worker can check.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LAYERS, BLOCKS, BLOCK_BYTES = 8, 64, 64 * 1024
 #: Blocks of one prompt.
 BLOCKS_EACH = 8
 #: Other hosts are let in only with a secret that all workers share.
-SECRET_FILE = "CACHEFW_SECRET_FILE"
+SECRET_FILE = "CACHEFW_SECRET_FILE"  # noqa: S105 - the name of a variable
 
 
 def contents(prompt: int, layer: int) -> NDArray[np.uint64]:
@@ -48,9 +49,7 @@ class Worker:
         self.node = cachefw.Node(cluster, listen=f"{host}:0")
         self.memory = self.node.cache_manager.allocate(LAYERS * BLOCKS * BLOCK_BYTES)
         self.blocks = np.asarray(self.memory).view(np.uint64).reshape(LAYERS, BLOCKS, -1)
-        desc = cachefw.CacheDesc(
-            LAYERS, (BLOCKS, BLOCK_BYTES), cachefw.DataType.DT_UINT8, cachefw.Placement.HOST
-        )
+        desc = cachefw.CacheDesc(LAYERS, (BLOCKS, BLOCK_BYTES), cachefw.DataType.DT_UINT8, cachefw.Placement.HOST)
         starts = [self.memory.address + layer * BLOCKS * BLOCK_BYTES for layer in range(LAYERS)]
         key = cachefw.BlocksCacheKey(cluster)
         self.cache = self.node.cache_manager.register_blocks_cache(desc, starts, key, remote_accessible=True)
@@ -143,7 +142,10 @@ def start(pairs: int = 1) -> tuple[list[Any], list[Any], Any]:
 
 
 def serve(prefill: Any, decode: Any, prompt: int, tries: int = 5) -> dict[str, Any]:
-    """One prompt: computed by one actor, fetched by the other. Whoever dies is restarted by Ray, and the prompt begins anew."""
+    """One prompt: computed by one actor, fetched by the other.
+
+    Whoever dies is restarted by Ray, and the prompt begins anew.
+    """
     for left in reversed(range(tries)):
         try:
             return ray.get(decode.decode.remote(ray.get(prefill.prefill.remote(prompt), timeout=60)), timeout=60)
@@ -169,7 +171,9 @@ def main() -> int:
         size, seconds = sum(one["bytes"] for one in done), sum(one["seconds"] for one in done)
         good = all(one["verified"] for one in done)
         way = f"{done[0]['transport']} ({done[0]['path']})"
-        print(f"{len(done)} prompts, {size / 1e6:.0f} MB over {way} at {size / seconds / 1e9:.1f} GB/s, {kept} still kept")
+        print(
+            f"{len(done)} prompts, {size / 1e6:.0f} MB over {way} at {size / seconds / 1e9:.1f} GB/s, {kept} still kept"
+        )
         print("every byte is right" if good else "BYTES DIFFER")
         remove_placement_group(group)
         return 0 if good else 1

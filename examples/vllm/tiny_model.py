@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 TEXTS = (
     "the quick brown fox jumps over the lazy dog. " * 50,
@@ -10,8 +11,8 @@ TEXTS = (
 )
 
 
-def make(folder: Path) -> None:
-    """Write model and tokenizer to a folder.
+def make(folder: Path, **other: Any) -> None:
+    """Write model and tokenizer to a folder; `other` are fields of its configuration that are to differ.
 
     The weights are spread ten times wider than usual: logits then lie far apart, and the greedy choice among them does
     not depend on the order in which they were summed.
@@ -32,19 +33,20 @@ def make(folder: Path) -> None:
     )
     fast.save_pretrained(folder)
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=512,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=32,
-        max_position_embeddings=2048,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=2,
-        tie_word_embeddings=False,
-        initializer_range=0.2,
-    )
+    fields = {
+        "vocab_size": 512,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 32,
+        "max_position_embeddings": 2048,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 2,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.2,
+    }
+    config = LlamaConfig(**{**fields, **other})
     LlamaForCausalLM(config).to(torch.float32).save_pretrained(folder)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,10 @@ PATIENCE = 240.0
 
 
 def serve(connection: Any, log: str, model: str, transfer: Mapping[str, Any] | None, engine: Mapping[str, Any]) -> None:
-    """The process: answers (prompts, tokens, parameters) with (token ids, parameters) until it hears None."""
+    """The process: answers (prompts, tokens, parameters) with (token ids, parameters), until it hears None.
+
+    (function, arguments) has the function called with the engine.
+    """
     os.environ.update(ENVIRONMENT)
     descriptor = os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
     os.dup2(descriptor, 1)
@@ -44,30 +48,15 @@ def serve(connection: Any, log: str, model: str, transfer: Mapping[str, Any] | N
 
     extra = {} if transfer is None else {"kv_transfer_config": KVTransferConfig(**transfer)}
     llm = LLM(model=model, **{**ENGINE, **engine}, **extra)
+    core = llm.llm_engine.engine_core.engine_core
+    core.step_fn = _like_a_server(core, core.step_fn)
     connection.send("ready")
-    pushes: list[tuple[range, int, bool]] = []
     while (order := connection.recv()) is not None:
-        what, *rest = order
-        if what == "reset":
-            connection.send(llm.reset_prefix_cache())
+        if callable(order[0]):
+            function, arguments = order
+            connection.send(function(llm, *arguments))
             continue
-        if what == "usage":
-            connection.send(llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.usage)
-            continue
-        if what == "watch":
-            pushes = watch(*rest)
-            connection.send(True)
-            continue
-        if what == "waiting":
-            from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-            connection.send(len(get_kv_transfer_group()._worker._sends._waiting))
-            continue
-        if what == "pushes":
-            connection.send(list(pushes))
-            pushes.clear()
-            continue
-        prompts, count, parameters = rest
+        prompts, count, parameters = order
         sampling = [
             SamplingParams(
                 temperature=0,
@@ -80,7 +69,7 @@ def serve(connection: Any, log: str, model: str, transfer: Mapping[str, Any] | N
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
         if transfer is not None:
             # A server's loop goes on while there is something to say to the workers.
-            while llm.llm_engine.engine_core.engine_core.scheduler.connector.has_pending_push_work():
+            while core.scheduler.connector.has_pending_push_work():
                 llm.llm_engine.step()
         connection.send([(list(o.outputs[0].token_ids), o.kv_transfer_params) for o in outputs])
     llm.llm_engine.engine_core.shutdown()
@@ -89,25 +78,57 @@ def serve(connection: Any, log: str, model: str, transfer: Mapping[str, Any] | N
     os._exit(0)
 
 
-def watch(damage: bool) -> list[tuple[range, int, bool]]:
-    """Note each push of this process from now on: its tensors, how many blocks, and whether a step was computing.
+def _like_a_server(core: Any, step: Callable[[], Any]) -> Callable[[], Any]:
+    """A step that ends as it does in a server: with a short sleep where nothing was to be computed."""
 
-    With `damage` the blocks of a push go to each other's places.
-    """
+    def patient() -> Any:
+        outputs, executed = step()
+        if not executed and core.scheduler.has_requests():
+            time.sleep(0.001)
+        return outputs, executed
+
+    return patient
+
+
+#: What `_note_pushes` has noted.
+_pushes: list[tuple[range, int, bool]] = []
+
+
+def _worker() -> Any:
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-    worker = get_kv_transfer_group()._worker
+    return get_kv_transfer_group()._worker
+
+
+def _reset(llm: Any) -> bool:
+    return bool(llm.reset_prefix_cache())
+
+
+def _usage(llm: Any) -> float:
+    return float(llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.usage)
+
+
+def _waiting(_llm: Any) -> int:
+    return len(_worker()._sends._waiting)
+
+
+def _note_pushes(_llm: Any, damage: bool) -> None:
+    worker = _worker()
     manager = worker._node.cache_manager
-    seen: list[tuple[range, int, bool]] = []
 
     def push(key: Any, cache: Any, here: Any, there: Any, tensors: range, *rest: Any, **more: Any) -> Any:
-        seen.append((tensors, len(here), worker._sends.running))
-        return type(manager).push_blocks(
-            manager, key, cache, here, there[::-1] if damage else there, tensors, *rest, **more
-        )
+        _pushes.append((tensors, len(here), worker._sends.running))
+        there = there[::-1] if damage else there
+        return type(manager).push_blocks(manager, key, cache, here, there, tensors, *rest, **more)
 
     manager.push_blocks = push
-    return seen
+    _pushes.clear()
+
+
+def _noted(_llm: Any) -> list[tuple[range, int, bool]]:
+    got = _pushes[:]
+    _pushes.clear()
+    return got
 
 
 class Instance:
@@ -140,7 +161,7 @@ class Instance:
     def ask(self, prompts: Sequence[str], count: int, parameters: Sequence[Mapping[str, Any] | None] = ()) -> None:
         """Begin a generation."""
         given = list(parameters) or [None] * len(prompts)
-        self._connection.send(("generate", list(prompts), count, given))
+        self._connection.send((list(prompts), count, given))
 
     def answer(self) -> tuple[list[list[int]], list[Any]]:
         """Tokens and parameters of each prompt."""
@@ -158,30 +179,30 @@ class Instance:
         """What a proxy does first: one token of each prompt, and the parameters to hand on."""
         return self.generate(prompts, 1, [PREFILL] * len(prompts))[1]
 
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function of a module says that gets the engine, in its process."""
+        self._connection.send((function, arguments))
+        return self._hear()
+
     def forget(self) -> None:
         """Empty the prefix cache."""
-        self._connection.send(("reset",))
-        assert self._hear() is True
+        assert self.call(_reset) is True
 
     def watch(self, *, damage: bool = False) -> None:
-        """Have it note what it writes to others; see the function."""
-        self._connection.send(("watch", damage))
-        assert self._hear() is True
+        """Have it note what it writes to others; with `damage`, the blocks of each transfer to each other's places."""
+        self.call(_note_pushes, damage)
+
+    def pushes(self) -> list[tuple[range, int, bool]]:
+        """What it has written since the last call: tensors, how many blocks, and whether a step was computing."""
+        return list(self.call(_noted))
 
     def waiting(self) -> int:
         """How many requests others want of it that have not come."""
-        self._connection.send(("waiting",))
-        return int(self._hear())
-
-    def pushes(self) -> list[tuple[range, int, bool]]:
-        """What it has written since the last call."""
-        self._connection.send(("pushes",))
-        return list(self._hear())
+        return int(self.call(_waiting))
 
     def usage(self) -> float:
         """Share of the blocks that are in use."""
-        self._connection.send(("usage",))
-        return float(self._hear())
+        return float(self.call(_usage))
 
     def lines(self) -> list[str]:
         """Its log."""

@@ -33,7 +33,8 @@ class _Running:
     link: Link
     begun: float
     transfers: list[LinkTransfer] = attrs.field(factory=list)
-    unsettled: int = 0
+    # The first is the posting itself.
+    unsettled: int = 1
     error: CacheError | None = None
     late: bool = False
     room: int | None = None
@@ -68,7 +69,6 @@ class Pulls:
         self._timeout = timeout
         self._lock = outcomes.lock
         self._loads: dict[str, _Running] = {}
-        self._names: dict[LinkTransfer, str] = {}
 
     def begin(self, name: str, load: Load, link: Link | None, error: CacheError | None) -> None:
         """Post a load: from the engine's thread where the link is up, else from the one that made it."""
@@ -83,29 +83,27 @@ class Pulls:
                     self._pull(name, running, number, cache, load.remote, load.local)
             except CacheError as failure:
                 running.error = failure
-            if not running.unsettled:
-                del self._loads[name]
-        if not running.unsettled:
-            self._outcomes.fail(name, running.error or BrokenError("there is nothing to load", operation="vllm"))
+        self._one_less(name, running)
 
     def _pull(self, name: str, running: _Running, model: int, cache: Cache, there: list[int], here: list[int]) -> None:
-        """Post one transfer of a load; with the lock held, so that it is known before anybody hears that it settled."""
+        """Post one transfer of a load; with the lock held."""
         key = BlocksCacheKey(running.link.cluster_id, model)
         transfer = self._node.cache_manager.pull_blocks(key, cache, there, here, wait=False)
         assert isinstance(transfer, LinkTransfer)  # noqa: S101 - a node's pulls go over links
-        self._names[transfer] = name
         running.transfers.append(transfer)
         running.unsettled += 1
+        transfer.add_done_callback(lambda _: self._settled(name, running, transfer))
 
-    def settled(self, transfer: LinkTransfer) -> None:
-        """A transfer of the node's has settled; those of others are none of this one's business."""
+    def _settled(self, name: str, running: _Running, transfer: LinkTransfer) -> None:
+        """Called from any thread."""
         with self._lock:
-            name = self._names.pop(transfer, None)
-            if name is None:
-                return
-            running = self._loads[name]
-            running.unsettled -= 1
             running.error = running.error or transfer.error
+        self._one_less(name, running)
+
+    def _one_less(self, name: str, running: _Running) -> None:
+        """One thing less to wait for: a transfer, or the posting of all."""
+        with self._lock:
+            running.unsettled -= 1
             if running.unsettled:
                 return
             if running.late and running.error is None:
@@ -113,11 +111,14 @@ class Pulls:
             if running.error is None and running.room is None:
                 try:
                     running.room = self._ledger.take_room()
+                    running.unsettled += 1
                     target, slot = self._ledger.target, running.load.slot
                     self._pull(name, running, LEDGER, target, [slot], [running.room])
-                    return
                 except CacheError as error:
                     running.error = error
+                # Again, with the slot read, or with nothing more to wait for.
+                self._one_less(name, running)
+                return
             del self._loads[name]
             if running.room is not None and not self._ledger.kept(running.room, running.load.use):
                 running.error = running.error or BrokenError(
@@ -140,10 +141,11 @@ class Pulls:
         """Cancel loads that take too long, where that is possible; they are reported when they have settled."""
         with self._lock:
             late = [one for one in self._loads.values() if one.begun + self._timeout < now and not one.late]
-        for running in late:
-            running.late = True
-            for transfer in running.transfers:
-                try:
-                    transfer.cancel()
-                except CacheError as error:
-                    _log.debug("cannot cancel: %s", error)
+            transfers = [transfer for running in late for transfer in running.transfers]
+            for running in late:
+                running.late = True
+        for transfer in transfers:
+            try:
+                transfer.cancel()
+            except CacheError as error:
+                _log.debug("cannot cancel: %s", error)
