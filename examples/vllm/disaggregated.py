@@ -27,6 +27,9 @@ def main() -> int:
     parser.add_argument("--prompt", default=PROMPT)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--transport", default="host", help="the transport between the two servers")
+    parser.add_argument(
+        "--push", action="store_true", help="the prefill server writes, and gets prompts at the same time"
+    )
     parser.add_argument("--serve", action="store_true", help="go on serving")
     parser.add_argument("--port", type=int, default=8000, help="of the proxy, with --serve")
     options = parser.parse_args()
@@ -35,10 +38,11 @@ def main() -> int:
         if model is None:
             model = Path(folder) / "model"
             tiny_model.make(model)
-        settings = {"transports": [options.transport], "model": model.name}
+        settings = {"transports": [options.transport], "model": model.name, "mode": "push" if options.push else "pull"}
         print("starting two servers ...", flush=True)
         port = options.port if options.serve else 0
-        with serving.deployment(model, Path(folder), settings, settings, port) as (prefill, decode, proxy):
+        early = options.push
+        with serving.deployment(model, Path(folder), settings, settings, port, early=early) as (prefill, decode, proxy):
             if options.serve:
                 print(f"serving at {proxy.url}; prefill {prefill.url}, decode {decode.url}. Ctrl-C ends it", flush=True)
                 try:

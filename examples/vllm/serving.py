@@ -13,6 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -153,13 +154,18 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class Proxy(ThreadingHTTPServer):
-    """Has each prompt computed by one server and continued by the other. A dozen lines of it are all that matters."""
+    """Has each prompt computed by one server and continued by the other. Two dozen lines of it are all that matters.
+
+    With `early` both servers get a prompt at once, as soon as the prefill server has answered once, and so said how it
+    is reached; both then have to run with ``"mode": "push"``.
+    """
 
     daemon_threads = True
 
-    def __init__(self, prefill: str, decode: str, port: int = 0) -> None:
+    def __init__(self, prefill: str, decode: str, port: int = 0, *, early: bool = False) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
-        self.prefill, self.decode = prefill, decode
+        self.prefill, self.decode, self.early = prefill, decode, early
+        self._where: Mapping[str, Any] | None = None
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self._thread = threading.Thread(target=self.serve_forever, name="proxy", daemon=True)
         self._thread.start()
@@ -170,15 +176,29 @@ class Proxy(ThreadingHTTPServer):
         first.pop("stream_options", None)
         if "max_completion_tokens" in first:
             first["max_completion_tokens"] = 1
+        params: Mapping[str, Any] | None = None
+        if self.early and self._where is not None:
+            name = uuid.uuid4().hex
+            first["kv_transfer_params"] = {**PREFILL, "transfer_id": name}
+            params = {**self._where, "transfer_id": name}
+            threading.Thread(target=self._compute, args=(path, first), daemon=True).start()
+        else:
+            error = self._compute(path, first)
+            if isinstance(error, urllib.error.HTTPError):
+                raise error
+            params = self._where
+        return send(self.decode + path, {**body, "kv_transfer_params": params}, 120.0)
+
+    def _compute(self, path: str, first: Mapping[str, Any]) -> OSError | None:
+        """Have the prefill server compute a prompt; if it does not, the decode server has to do it itself."""
         try:
             with send(self.prefill + path, first, 120.0) as answer:
-                body = {**body, "kv_transfer_params": json.load(answer).get("kv_transfer_params")}
-        except urllib.error.URLError as error:
-            if isinstance(error, urllib.error.HTTPError):
-                raise
-            # No prefill server: the decode server computes the prompt itself.
-            print(f"proxy: the prefill server does not answer: {error.reason}", file=sys.stderr)
-        return send(self.decode + path, body, 120.0)
+                self._where = json.load(answer).get("kv_transfer_params")
+        except OSError as error:
+            print(f"proxy: the prefill server does not answer: {error}", file=sys.stderr)
+            self._where = None
+            return error
+        return None
 
     def close(self) -> None:
         """Serve no more."""
@@ -189,7 +209,13 @@ class Proxy(ThreadingHTTPServer):
 
 @contextlib.contextmanager
 def deployment(
-    model: Path, logs: Path, prefill: Mapping[str, Any], decode: Mapping[str, Any], port: int = 0
+    model: Path,
+    logs: Path,
+    prefill: Mapping[str, Any],
+    decode: Mapping[str, Any],
+    port: int = 0,
+    *,
+    early: bool = False,
 ) -> Iterator[tuple[Server, Server, Proxy]]:
     """Two servers and the proxy, all serving; all ended in the end."""
     servers = [
@@ -199,7 +225,7 @@ def deployment(
     try:
         for server in servers:
             server.ready()
-        proxy = Proxy(servers[0].url, servers[1].url, port)
+        proxy = Proxy(servers[0].url, servers[1].url, port, early=early)
         try:
             yield servers[0], servers[1], proxy
         finally:
