@@ -103,8 +103,7 @@ class Transfer(abc.ABC):
     def settled(self) -> bool:
         """Whether no byte of it can move any more. Cheap, never blocks, never goes back to False.
 
-        Raises:
-            Nothing.
+        Raises nothing.
 
         Thread safety: any thread.
         """
@@ -117,8 +116,7 @@ class Transfer(abc.ABC):
         least every 0.2 s to the interpreter so that signals are handled. None waits without end. The calling thread
         may move bytes meanwhile.
 
-        Raises:
-            Nothing about the outcome: that is `error`. What a signal handler raises passes through.
+        Raises nothing about the outcome, which is `error`; what a signal handler raises passes through.
 
         Thread safety: any thread, several at once.
         """
@@ -141,8 +139,7 @@ class Transfer(abc.ABC):
     def add_done_callback(self, callback: Callable[[Transfer], None]) -> None:
         """Have ``callback(self)`` called once it is settled: at once in this thread if it is, else later from any.
 
-        Raises:
-            Nothing; what the callback raises goes to `sys.unraisablehook`.
+        Raises nothing; what the callback raises goes to `sys.unraisablehook`.
 
         Thread safety: any thread.
         """
@@ -194,8 +191,7 @@ class Prepared(abc.ABC):
     def nbytes(self) -> int:
         """Sum of the lengths.
 
-        Raises:
-            Nothing.
+        Raises nothing.
 
         Thread safety: any thread.
         """
@@ -239,8 +235,7 @@ class Channel(abc.ABC):
     def detach(self, memory_id: int) -> None:
         """Forget memory that the peer withdraws, and give back what was taken for it. No transfer touches it.
 
-        Raises:
-            Nothing for an unknown id.
+        Raises nothing for an unknown id.
 
         Thread safety: one thread at a time.
         """
@@ -274,8 +269,7 @@ class Channel(abc.ABC):
     def close(self) -> None:
         """Give back everything. Running transfers settle first: they are cancelled where that is possible. Idempotent.
 
-        Raises:
-            Nothing.
+        Raises nothing.
 
         Thread safety: one thread at a time.
         """
@@ -298,8 +292,7 @@ class Transport(abc.ABC):
     def probe(self) -> str | None:
         """Find the runtime without taking resources: None when it can be opened, else the reason in words.
 
-        Raises:
-            Nothing; an exception counts as a broken plugin.
+        Raises nothing; an exception counts as a broken plugin.
 
         Thread safety: one thread.
         """
@@ -322,8 +315,7 @@ class Transport(abc.ABC):
     def close(self) -> None:
         """Give everything back, channels included; allocations stay until they are closed themselves. Idempotent.
 
-        Raises:
-            Nothing.
+        Raises nothing.
 
         Thread safety: one thread.
         """
@@ -353,8 +345,7 @@ class Transport(abc.ABC):
     def card(self) -> bytes:
         """How peers reach this transport: at most 4096 bytes, given to `connect` on the other side, over a link.
 
-        Raises:
-            Nothing.
+        Raises nothing.
 
         Thread safety: any thread.
         """
@@ -363,8 +354,7 @@ class Transport(abc.ABC):
     def describe(self, registered: RegisteredMemory) -> bytes:
         """What a peer needs to use this memory: at most 4096 bytes, given to its `Channel.attach`.
 
-        Raises:
-            Nothing.
+        Raises nothing.
 
         Thread safety: any thread.
         """
@@ -396,8 +386,7 @@ class Transport(abc.ABC):
     def remark(self) -> str:
         """What every report has to say beside this transport's name once it is probed: "SIMULATED", or "".
 
-        Raises:
-            Nothing.
+        Raises nothing.
 
         Thread safety: any thread.
         """

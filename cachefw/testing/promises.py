@@ -85,7 +85,7 @@ _LIST: dict[str, dict[str, str]] = {
     "Transfer.settled": {
         "Whether no byte of it": "test_bytes_are_there_when_it_has_settled test_channel_close_settles_what_runs",
         "Cheap, never blocks": "test_settled_never_goes_back",
-        "Raises Nothing": "test_settled_never_goes_back",
+        "Raises nothing": "test_settled_never_goes_back",
         "Thread safety": _THREADS,
     },
     "Transfer.wait": {
@@ -94,7 +94,7 @@ _LIST: dict[str, dict[str, str]] = {
         "Does not spin": "test_waiting_holds_up_nobody_else test_what_a_signal_handler_raises_passes_through_a_wait",
         "None waits": "test_wait_without_end",
         "The calling thread": "a liberty, not a duty",
-        "Raises Nothing": "test_what_a_signal_handler_raises_passes_through_a_wait",
+        "Raises nothing": "test_what_a_signal_handler_raises_passes_through_a_wait",
         "Thread safety": "test_several_threads_wait",
     },
     "Transfer.error": {
@@ -107,7 +107,7 @@ _LIST: dict[str, dict[str, str]] = {
     },
     "Transfer.add_done_callback": {
         "Have": "test_callbacks_are_called_once test_late_callback_is_called_in_this_thread",
-        "Raises Nothing": "test_callback_that_raises_breaks_nothing",
+        "Raises nothing": "test_callback_that_raises_breaks_nothing",
         "Thread safety": "test_callbacks_are_called_once",
     },
     "Transfer.cancel": {
@@ -124,7 +124,7 @@ _LIST: dict[str, dict[str, str]] = {
     },
     "Prepared.nbytes": {
         "Sum of": "test_prepared_once_and_posted_often",
-        "Raises Nothing": "test_prepared_once_and_posted_often",
+        "Raises nothing": "test_prepared_once_and_posted_often",
         "Thread safety": "test_four_threads_post",
     },
     "Prepared.path": {"How the bytes will": "test_prepared_once_and_posted_often"},
@@ -148,7 +148,7 @@ _LIST: dict[str, dict[str, str]] = {
     "Channel.detach": {
         "Forget memory": "test_detached_memory_is_an_error test_memory_withdrawn_while_the_channel_is_open",
         "No transfer": _RULE,
-        "Raises Nothing": "test_detach_of_unknown_memory_does_nothing",
+        "Raises nothing": "test_detach_of_unknown_memory_does_nothing",
         "Thread safety": "test_transfers_during_attach",
     },
     "Channel.prepare": {
@@ -170,7 +170,7 @@ _LIST: dict[str, dict[str, str]] = {
         "Give back everything.": "test_twenty_rounds_leak_nothing test_channel_opens_again",
         "Running transfers": "test_channel_close_settles_what_runs",
         "Idempotent.": "test_channel_closes_twice",
-        "Raises Nothing": "test_target_closes_first",
+        "Raises nothing": "test_target_closes_first",
         "Thread safety": "test_several_threads_connect_and_close",
     },
     "Transport": {
@@ -179,7 +179,7 @@ _LIST: dict[str, dict[str, str]] = {
     },
     "Transport.probe": {
         "Find the runtime": "test_probe_takes_nothing test_probe_answers_the_same_twice",
-        "Raises Nothing": "test_probe_answers_the_same_twice",
+        "Raises nothing": "test_probe_answers_the_same_twice",
         "Thread safety": _RULE,
     },
     "Transport.open": {
@@ -195,7 +195,7 @@ _LIST: dict[str, dict[str, str]] = {
         "test_channel_closes_before_its_transport test_close_without_open "
         "test_close_gives_back_what_is_registered",
         "Idempotent.": "test_close_twice",
-        "Raises Nothing": "test_close_without_open test_close_twice",
+        "Raises nothing": "test_close_without_open test_close_twice",
         "Thread safety": _RULE,
     },
     "Transport.register": {
@@ -217,12 +217,12 @@ _LIST: dict[str, dict[str, str]] = {
     },
     "Transport.card": {
         "How peers reach": "test_hundred_regions test_several_are_open_at_once",
-        "Raises Nothing": "test_system_refuses_at_each_call",
+        "Raises nothing": "test_system_refuses_at_each_call",
         "Thread safety": _COLD,
     },
     "Transport.describe": {
         "What a peer needs": "test_description_is_small test_two_regions_have_two_descriptions",
-        "Raises Nothing": "test_system_refuses_at_each_call",
+        "Raises nothing": "test_system_refuses_at_each_call",
         "Thread safety": _COLD,
     },
     "Transport.connect": {
@@ -242,7 +242,7 @@ _LIST: dict[str, dict[str, str]] = {
     },
     "Transport.remark": {
         "What every report": "test_remark_is_text",
-        "Raises Nothing": "test_remark_is_text",
+        "Raises nothing": "test_remark_is_text",
         "Thread safety": _COLD,
     },
     "Transport.identify": {
