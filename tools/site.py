@@ -35,7 +35,7 @@ CSS = """
 /* Tables may scroll, the words in them are not torn apart. */
 .md-typeset table:not([class]) code { word-break: normal; overflow-wrap: anywhere; }
 .md-typeset table:not([class]) { font-size: .68rem; }
-.md-grid { max-width: 66rem; }
+.md-grid { max-width: 74rem; }
 .doc-contents { padding-left: 1rem; border-left: .1rem solid var(--md-default-fg-color--lightest); }
 """
 
@@ -59,6 +59,12 @@ def literal(module: str, name: str) -> object:
     raise LookupError(f"{path} has no {name}")
 
 
+def enumerations() -> set[str]:
+    """Classes whose members are shown though they have no docstrings."""
+    classes = re.compile(r"^class (\w+)\((?:\w+, )?(?:enum\.)?(?:Enum|Flag|IntEnum|IntFlag|StrEnum)\):", re.MULTILINE)
+    return {name for path in (ROOT / "cachefw").rglob("*.py") for name in classes.findall(path.read_text())}
+
+
 def reference() -> dict[str, str]:
     """Name of a page -> its text: one for each module that has public names, and one for the command line."""
     homes = literal("", "_HOMES")
@@ -67,9 +73,10 @@ def reference() -> dict[str, str]:
     for name, home in homes.items():
         if home not in CONTRACT:
             members.setdefault(home, []).append(name)
+    enums = enumerations()
     pages = {}
     for home, names in members.items():
-        blocks = [f"::: cachefw.{home}.{name}\n" for name in names]
+        blocks = [f"::: cachefw.{home}.{name}\n" + ENUMERATION * (name in enums) for name in names]
         pages[f"{home}.md"] = "\n".join([f"# cachefw.{home}\n", *blocks])
     hooks = re.findall(r"^def (cachefw_\w+)", (ROOT / "cachefw/hookspecs.py").read_text(), re.MULTILINE)
     head = "::: cachefw.hookspecs\n    options:\n      members: false\n      show_root_heading: false\n"
@@ -79,6 +86,8 @@ def reference() -> dict[str, str]:
     return pages
 
 
+ENUMERATION = "    options:\n      show_if_no_docstring: true\n      inherited_members: false\n"
+
 COMMANDS = """# Options of the commands
 
 What `cachefw COMMAND --help` says; [Commands](../docs/commands.md) says what each is for.
@@ -87,7 +96,7 @@ What `cachefw COMMAND --help` says; [Commands](../docs/commands.md) says what ea
     :module: cachefw.cli
     :command: main
     :prog_name: cachefw
-    :style: table
+    :style: plain
     :depth: 1
     :remove_ascii_art: true
 """
