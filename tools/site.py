@@ -54,7 +54,9 @@ def literal(module: str, name: str) -> object:
     path = ROOT / "cachefw" / module.replace(".", "/")
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.Assign) and any(isinstance(each, ast.Name) and each.id == name for each in node.targets):
+        if isinstance(node, ast.Assign) and any(
+            isinstance(each, ast.Name) and each.id == name for each in node.targets
+        ):
             return ast.literal_eval(node.value)
     raise LookupError(f"{path} has no {name}")
 
@@ -104,7 +106,9 @@ What `cachefw COMMAND --help` says; [Commands](../docs/commands.md) says what ea
 
 def foreign(site: Path) -> list[str]:
     """What a browser would fetch from elsewhere while it shows a page."""
-    pattern = re.compile(r"""<(?:script|img|iframe|link)\b[^>]*?\b(?:src|href)=["']?(?:https?:)?//[^"'> ]+|url\(["']?https?:[^)]+""")
+    pattern = re.compile(
+        r"""<(?:script|img|iframe|link)\b[^>]*?\b(?:src|href)=["']?(?:https?:)?//[^"'> ]+|url\(["']?https?:[^)]+"""
+    )
     found = []
     for path in sorted([*site.rglob("*.html"), *site.rglob("*.css")]):
         found += [f"{path.relative_to(site)}: {match[0]}" for match in pattern.finditer(path.read_text())]
