@@ -112,6 +112,7 @@ SETTINGS: dict[str, Setting] = {
             _bytes,
             "bytes of a link's buffer for memory that its transport does not take, made when it is first needed",
         ),
+        Setting("metrics", "CACHEFW_METRICS", False, _flag, "1 counts transfers and remembers the last ones"),
         Setting("debug", "CACHEFW_DEBUG", False, _flag, "1 shows the traceback behind an error of the command line"),
         Setting(
             "plugins",

@@ -18,11 +18,11 @@ from cachefw import catalog, hookspecs
 from cachefw.config import SETTINGS, setting
 from cachefw.discovery import Plugin, PluginState
 from cachefw.footprint import Footprint
+from cachefw.logs import event
 from cachefw.transport import CONTRACT_VERSION, TransportInfo
 
 __all__ = ["adopt", "listed", "load", "note_changes"]
 
-_log = logging.getLogger("cachefw")
 _HOOKS = [name for name in vars(hookspecs) if name.startswith("cachefw_")]
 
 
@@ -86,7 +86,8 @@ def note_changes(plugin: Plugin, before: Footprint, when: str, own: threading.Th
         plugin.changes += (sentence,)
         # Finding a runtime may well need the environment and threads; a signal is always the application's.
         loud = when == "loaded" or kind == "signal"
-        _log.log(logging.WARNING if loud else logging.INFO, "%s: %s", plugin, sentence)
+        level = logging.WARNING if loud else logging.INFO
+        event(level, "plugin.changes", "%s: %s", plugin, sentence, plugin=plugin.name, kind=kind)
 
 
 def _hanging(thread: _Watched, limit: float) -> _Fault:

@@ -22,6 +22,7 @@ from cachefw.forking import forked_error, watch
 from cachefw.hooks import Hooks
 from cachefw.layerwise import Layerwise
 from cachefw.local import LocalCopies
+from cachefw.logs import event, log
 from cachefw.memory import MemoryKind
 from cachefw.moving import Moving
 from cachefw.peers import Peers
@@ -39,8 +40,6 @@ from cachefw.transport import Channel, Transport
 from cachefw.version import VERSION
 
 __all__ = ["CacheManager"]
-
-_log = logging.getLogger("cachefw")
 
 
 class CacheManager(Moving, Pushing, Layerwise, LocalCopies, Allocating, Remapping, Suspending):
@@ -323,18 +322,26 @@ class CacheManager(Moving, Pushing, Layerwise, LocalCopies, Allocating, Remappin
         if self._closed:
             return
         self._closed = True
-        report = self.report() if _log.isEnabledFor(logging.INFO) else ""
+        report = self.report() if log.isEnabledFor(logging.INFO) else ""
         if report:
-            _log.info("closing, and still registered:\n%s", report)
+            event(logging.INFO, "manager.registered", "closing, and still registered:\n%s", report)
         _open_managers.discard(self)
         self._workers.close()
         for memory, error in self._registrar.give_back_all():
-            _log.warning("closing: %s could not be given back: %s", memory, error)
+            text = "closing: %s could not be given back: %s"
+            event(logging.WARNING, "memory.kept", text, memory, error, error=error, memory_id=memory.memory_id)
         for name, transport in reversed(list(self._transports.items())):
             try:
                 transport.close()
             except Exception:
-                _log.exception("closing: transport %r raised, which it must not", name)
+                event(
+                    logging.ERROR,
+                    "transport.broken",
+                    "closing: transport %r raised, which it must not",
+                    name,
+                    transport=name,
+                    trace=True,
+                )
 
     def close_all(self) -> None:
         """Close the node it belongs to, if it does, and with it this manager."""
@@ -373,5 +380,6 @@ def _close_at_exit() -> None:
     for manager in list(_open_managers):
         report = manager.report()
         if report:
-            _log.warning("still registered at exit; close the CacheManager or Node:\n%s", report)
+            text = "still registered at exit; close the CacheManager or Node:\n%s"
+            event(logging.WARNING, "manager.registered", text, report)
         manager.close_all()

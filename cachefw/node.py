@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextvars
+import itertools
 import logging
 import os
 import socket
@@ -15,6 +17,7 @@ import attrs
 import msgspec
 
 from cachefw.cache import as_int
+from cachefw.config import setting
 from cachefw.errors import BrokenError, ClosedError, RequestError, refusal
 from cachefw.forking import forked_error, watch
 from cachefw.links.address import is_loopback, parse_address
@@ -24,16 +27,18 @@ from cachefw.links.door import Door
 from cachefw.links.hub import Hub
 from cachefw.links.link import Link, LinkState
 from cachefw.links.pending import PendingLink
+from cachefw.links.reporting import Observer
 from cachefw.links.transfers import LinkTransfer
+from cachefw.logs import event
 from cachefw.manager import CacheManager
-from cachefw.reports import Reporter, TransferReport
+from cachefw.metrics import Counters, Stats
+from cachefw.reports import Finished, Reporter, TransferReport, report_of
 from cachefw.rules import Limits
 from cachefw.session import TlsContexts
 
 __all__ = ["Node", "Notification"]
 
 _Result = TypeVar("_Result")
-_log = logging.getLogger("cachefw")
 
 #: Notifications that may wait to be taken; a link that brings more is ended.
 UNREAD = 10**5
@@ -78,6 +83,7 @@ class Node:
             connections. None takes the settings ``tls_cert``, ``tls_key`` and ``tls_ca``.
         insecure: True links beyond loopback with nothing proved. Whoever reaches the port may read and write all memory
             that is registered as remote-accessible.
+        metrics: True counts transfers and remembers the last, for `stats`. None takes the setting ``metrics``.
 
     Attributes:
         cluster_id: As given.
@@ -104,6 +110,7 @@ class Node:
         secret: bytes | str | os.PathLike[str] | None = None,
         tls: tuple[Any, ...] | TlsContexts | None = None,
         insecure: bool = False,
+        metrics: bool | None = None,
     ) -> None:
         self._closed, self._inherited = True, False
         self.cluster_id = _cluster_id(cluster_id)
@@ -112,7 +119,8 @@ class Node:
         self.security = credentials.name
         address = None if listen is None else _listening(listen, credentials)
         if insecure:
-            _log.warning("cluster %d: insecure=True, so peers prove nothing, wherever they are", self.cluster_id)
+            text = "cluster %d: insecure=True, so peers prove nothing, wherever they are"
+            event(logging.WARNING, "node.insecure", text, self.cluster_id)
         self.cache_manager = CacheManager(transports, limits=limits, strict=strict, plugins=plugins, settings=settings)
         for name in self.cache_manager.transports:
             self.cache_manager.transport(name).listen_host = None if address is None else address[0]
@@ -122,6 +130,8 @@ class Node:
         self._loop = asyncio.new_event_loop()
         observed = self.cache_manager.hooks.observed("cachefw_transfer_finished")
         self._reporter = Reporter(self._transfer_finished, f"cachefw-reports-{self.cluster_id}") if observed else None
+        metrics = bool(setting("metrics")) if metrics is None else metrics
+        counters = Counters()
         self._hub = Hub(
             self.cluster_id,
             self.cache_manager,
@@ -130,7 +140,9 @@ class Node:
             self._notified,
             self._completed.append,
             self.security,
-            self._reporter.put if self._reporter else None,
+            counters,
+            _observer(counters if metrics else None, self._reporter),
+            metrics=metrics,
         )
         self._door = Door(self._hub, credentials)
         self.cache_manager.bind(self._hub, self.close)
@@ -318,6 +330,16 @@ class Node:
     def _transfer_finished(self, report: TransferReport) -> None:
         self.cache_manager.hooks.observe("cachefw_transfer_finished", report=report)
 
+    def stats(self) -> Stats:
+        """What the node holds now, and what it has counted; also once it is closed.
+
+        Raises:
+            ClosedError: In a process that was forked.
+        """
+        if self._inherited:
+            raise forked_error("stats", "Node")
+        return self._hub.stats()
+
     # ------------------------------------------------------------------ closing
 
     @property
@@ -372,6 +394,19 @@ def _drain(queue: collections.deque[Any]) -> list[Any]:
     while queue:
         got.append(queue.popleft())
     return got
+
+
+def _observer(counters: Counters | None, reporter: Reporter | None) -> Observer | None:
+    if counters is None and reporter is None:
+        return None
+
+    def finished(transfer: Finished, context: contextvars.Context | None) -> None:
+        if counters is not None:
+            counters.record(transfer)
+        if reporter is not None:
+            reporter.put(report_of(transfer, context))
+
+    return Observer(finished, itertools.count(1).__next__, reporter is not None)
 
 
 def _cluster_id(value: Any) -> int:

@@ -26,6 +26,7 @@ from cachefw.errors import (
     refusal,
 )
 from cachefw.hooks import Hooks
+from cachefw.logs import event
 from cachefw.memory import Allocation, MemoryKind, MemoryRegion, owner_of, region_of
 from cachefw.peers import NoPeers, Peers
 from cachefw.planning import Planner, refuse
@@ -34,8 +35,6 @@ from cachefw.rules import Limits, Plan
 from cachefw.transport import Transport
 
 __all__ = ["Registrar"]
-
-_log = logging.getLogger("cachefw")
 
 
 class Registrar:
@@ -391,7 +390,8 @@ class Registrar:
             return
         self.suspend("close", [m for m in held if m.state is not MemoryState.DANGLING], MemoryState.DANGLING)
         for memory in held:
-            _log.warning("%s is dangling: its allocation was closed before it was unregistered", memory)
+            text = "%s is dangling: its allocation was closed before it was unregistered"
+            event(logging.WARNING, "memory.dangling", text, memory, memory_id=memory.memory_id)
 
     @staticmethod
     def _drop_users(memories: Iterable[Memory]) -> None:

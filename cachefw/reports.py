@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import queue
 import threading
 from collections.abc import Callable
+from typing import TypeAlias
 
 import attrs
 
-__all__ = ["Reporter", "TransferReport"]
+from cachefw.logs import event
 
-_log = logging.getLogger("cachefw")
+__all__ = ["Finished", "Reporter", "TransferReport", "report_of"]
+
+
+#: A transfer that is over, as it is handed on: number, end in seconds of the epoch, peer, cluster id, transport, path,
+#: operation, bytes, pieces, seconds, outcome, code, staged. A value with names takes as long as a small transfer.
+Finished: TypeAlias = tuple[int, float, str, int, str, str, str, int, int, float, str, str, bool]
 
 
 @attrs.frozen
@@ -30,6 +37,11 @@ class TransferReport:
         outcome: ``"done"``, ``"failed"`` or ``"cancelled"``.
         code: The error's code; "" when every byte moved.
         lost: Reports that were dropped since the one before, because the observers were too slow.
+        number: Counts the node's transfers that were observed, from 1. Not compared, like all that follows.
+        ended: When it had settled, in seconds of the epoch.
+        staged: Whether it went through host memory, because the transport does not take the memory.
+        context: What the caller's context variables were when it was posted, e.g. for spans of a trace; None where no
+            plugin observes transfers.
     """
 
     peer: str
@@ -43,6 +55,15 @@ class TransferReport:
     outcome: str
     code: str = ""
     lost: int = 0
+    number: int = attrs.field(default=0, eq=False)
+    ended: float = attrs.field(default=0.0, eq=False)
+    staged: bool = attrs.field(default=False, eq=False)
+    context: contextvars.Context | None = attrs.field(default=None, eq=False, repr=False)
+
+
+def report_of(finished: Finished, context: contextvars.Context | None) -> TransferReport:
+    """What observers get."""
+    return TransferReport(*finished[2:12], 0, finished[0], finished[1], finished[12], context)
 
 
 class Reporter:
@@ -86,9 +107,11 @@ class Reporter:
         else:
             self._thread.join(timeout)
         if self._thread.is_alive():
-            _log.warning("%s: an observer of transfers did not return within %g s", self._thread.name, timeout)
+            text = "%s: an observer of transfers did not return within %g s"
+            event(logging.WARNING, "observer.stuck", text, self._thread.name, timeout)
         if self._lost:
-            _log.warning("%s: %d reports of transfers were dropped", self._thread.name, self._lost)
+            text = "%s: %d reports of transfers were dropped"
+            event(logging.WARNING, "observer.lost", text, self._thread.name, self._lost, lost=self._lost)
 
     def _run(self) -> None:
         while (report := self._waiting.get()) is not None:

@@ -19,6 +19,7 @@ from cachefw import layout
 from cachefw.config import setting
 from cachefw.copying import Copier, Flags, LocalCopy
 from cachefw.errors import BrokenError, BusyError, CacheError, ClosedError, TransferCancelled, UnsupportedOperation
+from cachefw.logs import event
 from cachefw.memory import MemoryKind, aligned_empty
 from cachefw.ranges import Pieces
 from cachefw.registrar import Registrar
@@ -27,7 +28,6 @@ from cachefw.transport import Batch, Capability, Channel, Operation, Prepared, T
 
 __all__ = ["Detour", "Staging"]
 
-_log = logging.getLogger("cachefw")
 _NONE = np.zeros(0, np.uint64)
 _PREFERRED = (MemoryKind.HOST, MemoryKind.PINNED, MemoryKind.DEVICE)
 
@@ -285,12 +285,14 @@ class Staging:
             if memory is None:
                 return
             if thread is not None and thread.is_alive() and thread is not threading.current_thread():
-                _log.warning("closing: the staging buffer %s is still in use and stays registered", memory)
+                text = "closing: the staging buffer %s is still in use and stays registered"
+                event(logging.WARNING, "memory.kept", text, memory, memory_id=memory.memory_id)
                 return
             try:
                 self._registrar.unregister_memory(memory)
             except CacheError as error:
-                _log.warning("closing: the staging buffer %s could not be given back: %s", memory, error)
+                text = "closing: the staging buffer %s could not be given back: %s"
+                event(logging.WARNING, "memory.kept", text, memory, error, error=error, memory_id=memory.memory_id)
 
     def _serve(self) -> None:
         while (transfer := self._work.get()) is not None:

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from cachefw.errors import ClosedError, RequestError, refusal
+from cachefw.logs import event
 from cachefw.managed import Managed
 from cachefw.registry import Memory, MemoryState
 
 __all__ = ["Suspending"]
-
-_log = logging.getLogger("cachefw")
 
 
 class Suspending(Managed):
@@ -80,7 +79,8 @@ class Suspending(Managed):
         gone += [m for m in self._registry.memories() if m.state is MemoryState.DANGLING and m.registered]
         self._registrar.suspend("check_owners", gone, MemoryState.DANGLING)
         for memory in gone:
-            _log.warning("%s is dangling: its owner has released or moved it", memory)
+            text = "%s is dangling: its owner has released or moved it"
+            event(logging.WARNING, "memory.dangling", text, memory, memory_id=memory.memory_id)
         return [m for m in self._registry.memories() if m.state is MemoryState.DANGLING]
 
     def _chosen(self, operation: str, memories: Any) -> list[Memory]:

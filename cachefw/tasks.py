@@ -14,6 +14,7 @@ import attrs
 from cachefw.cache import BlocksCacheKey, CacheKeyByIdAndIndex
 from cachefw.config import setting
 from cachefw.errors import BrokenError, BusyError, CacheError, ClosedError, TransferCancelled, TransferTimeout
+from cachefw.logs import event
 from cachefw.transport import Transfer
 
 __all__ = ["CacheTask", "LayerSynchronizer", "Leg", "TransferConfig", "TransferWithCacheKeyConfig", "Workers"]
@@ -75,7 +76,6 @@ class TransferWithCacheKeyConfig:
         return self.cache_key.cluster_id
 
 
-_log = logging.getLogger("cachefw")
 _NAME = "transfer_cache_async"
 
 
@@ -338,5 +338,5 @@ class Workers:
             try:
                 task.run()
             except Exception:
-                _log.exception("a layer-wise transfer broke; its outcome says so")
+                event(logging.ERROR, "task.broken", "a layer-wise transfer broke; its outcome says so", trace=True)
             del task

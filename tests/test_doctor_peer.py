@@ -200,7 +200,7 @@ def test_what_is_lent_is_registered_once_and_taken_back_with_the_link(linked) ->
 
 def test_questions_that_cannot_be_answered_are_answered_with_why(linked) -> None:
     _, here, link = linked
-    assert ask(link, "secrets")["error"] == "there is no question 'secrets'; there are 'facts' and 'lend'"
+    assert ask(link, "secrets")["error"] == "there is no question 'secrets'; there are 'facts', 'stats' and 'lend'"
     with Node(3, listen="127.0.0.1:0", limits=_little()) as poor:
         refused = ask(here.link(poor.address), "lend")
         assert refused["code"] == "core.limit.host_bytes"

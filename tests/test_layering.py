@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = [
     {"catalog", "version"},
     {"dlpack", "errors"},
-    {"forking"},
+    {"forking", "logs"},
     {"cache", "memory"},
     {"rules"},
     {"drafts"},

@@ -1,8 +1,8 @@
 """What a node tells a linked peer of itself, so that somebody can compare both ends and try a transfer.
 
-Two things can be asked: ``"facts"``, and ``"lend"`` for a little memory to read from and write to, which is taken back
-when the link ends. Whoever asks is linked, and so was let in; nothing is told that the peer would not see anyway, but
-versions, settings of transports, and the clock.
+Three things can be asked: ``"facts"``, ``"stats"`` for what `Node.stats` gives, and ``"lend"`` for a little memory to
+read from and write to, which is taken back when the link ends. Whoever asks is linked, and so was let in. It is told
+versions, settings of transports, the clock, and with ``"stats"`` the node's other peers and how much moves.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -27,6 +27,7 @@ from cachefw.errors import BusyError, CacheError, ClosedError, TransferTimeout
 from cachefw.links.link import Link, LinkState
 from cachefw.manager import CacheManager
 from cachefw.memory import MemoryKind, aligned_empty
+from cachefw.metrics import Stats
 from cachefw.plugins import catalogue
 from cachefw.registry import Memory
 from cachefw.version import VERSION
@@ -99,12 +100,14 @@ class Answers:
 
     Args:
         manager: The node's.
+        stats: Takes the node's statistics.
 
     Thread safety: every method may be called from any thread.
     """
 
-    def __init__(self, manager: CacheManager) -> None:
+    def __init__(self, manager: CacheManager, stats: Callable[[], Stats]) -> None:
         self._manager = manager
+        self._stats = stats
         self._lock = threading.Lock()
         self._loans: dict[Link, _Loan] = {}
 
@@ -113,13 +116,15 @@ class Answers:
         try:
             if what == "facts":
                 told = facts(self._manager, link.address.rpartition(":")[0].strip("[]"))
+            elif what == "stats":
+                told = self._stats().as_dict()
             elif what == "lend":
                 told = self._lend(link)
                 if link.state is not LinkState.UP:
                     self.take_back(link)
             else:
                 told = {
-                    "error": f"there is no question {what!r}; there are 'facts' and 'lend'",
+                    "error": f"there is no question {what!r}; there are 'facts', 'stats' and 'lend'",
                     "code": "request.invalid",
                 }
         except CacheError as error:

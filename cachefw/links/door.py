@@ -19,11 +19,10 @@ from cachefw.links.gate import Gate
 from cachefw.links.hub import Hub
 from cachefw.links.link import Link
 from cachefw.links.wire import Wire
+from cachefw.logs import event
 from cachefw.session import Session
 
 __all__ = ["Door"]
-
-_log = logging.getLogger("cachefw")
 
 #: Refusals that mean: another handshake between the same two nodes makes the link, or has made it.
 _ELSEWHERE = ("link.already", "link.crossed")
@@ -132,7 +131,8 @@ class Door:
         return link
 
     async def _dial(self, host: str, port: int, timeout: float, patient: bool) -> Link:
-        end = self._hub.loop.time() + timeout
+        hub = self._hub
+        end = hub.loop.time() + timeout
         pause, longest = _PAUSES
         again = ("link.busy", "link.unreachable", "link.lost", "link.hangup") if patient else ("link.busy",)
         while True:
@@ -149,6 +149,7 @@ class Door:
                     raise
                 else:
                     # Nodes that were turned away together do not come back together.
+                    hub.counters.count("retries")
                     await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - no secret hangs on it
                     pause = min(2 * pause, longest)
 
@@ -210,7 +211,7 @@ class Door:
             except OSError as error:
                 # No descriptors are left, as a rule. Whoever waits is taken when some are.
                 if not full:
-                    _log.warning("cannot take a link now: %s", error)
+                    event(logging.WARNING, "link.exhausted", "cannot take a link now: %s", error, status=error.errno)
                 full = True
                 await asyncio.sleep(_PATIENCE)
                 continue
@@ -223,6 +224,7 @@ class Door:
 
     def _turn_away(self, connection: socket.socket, reason: str) -> None:
         """Say that there is no room, without waiting for anything."""
+        self._hub.counters.refuse("link.busy")
         connection.setblocking(False)
         refusal = messages.Refuse("link.busy", f"{reason}; try again", self._hub.incarnation)
         with contextlib.suppress(OSError):
@@ -245,9 +247,11 @@ class Door:
             # The dialler gets the reason if it still listens; this side has nobody to raise to.
             known = error if isinstance(error, CacheError) else None
             known = known or BrokenError(str(error) or "the handshake took too long", code="link.timeout")
+            if known.code not in _ELSEWHERE:
+                self._hub.counters.refuse(known.code)
             if known.code.startswith(_SUSPECT):
                 self._gate.blame(address)
-                _log.info("no link for %s: %s", address, known)
+                event(logging.INFO, "link.refused", "no link for %s: %s", address, known, error=known, address=address)
             if wire is not None:
                 with contextlib.suppress(OSError, asyncio.TimeoutError):
                     wire.refuse(known, self._hub.incarnation)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -17,10 +18,13 @@ from cachefw.links.answers import Answers
 from cachefw.links.aside import aside
 from cachefw.links.link import Link, LinkState
 from cachefw.links.pulse import Pulse
-from cachefw.links.reporting import ObservedChannel, Report
+from cachefw.links.reporting import ObservedChannel, Observer
+from cachefw.links.snapshot import snapshot
 from cachefw.links.transfers import LinkTransfer
 from cachefw.links.wire import Wire
+from cachefw.logs import event
 from cachefw.manager import CacheManager
+from cachefw.metrics import Counters, Stats
 from cachefw.published import PublishedCache, PublishedMemory
 from cachefw.registry import Memory, MemoryState
 from cachefw.staging import Detour
@@ -45,7 +49,9 @@ class Hub:
         on_notify: Given each notification.
         on_finish: Given each transfer that nobody waits for, once it settled.
         security: What links report of how peers prove who they are.
-        on_report: Given a report of each transfer; None when nobody observes them.
+        counters: Where it counts what happens.
+        observer: Told of each transfer; None when nobody observes them.
+        metrics: Whether transfers are counted.
     """
 
     def __init__(
@@ -57,7 +63,10 @@ class Hub:
         on_notify: Callable[[Link, bytes], None],
         on_finish: Callable[[LinkTransfer], None],
         security: str,
-        on_report: Report | None = None,
+        counters: Counters,
+        observer: Observer | None = None,
+        *,
+        metrics: bool = False,
     ) -> None:
         self.cluster_id = cluster_id
         self.manager = manager
@@ -72,10 +81,12 @@ class Hub:
         self.notified = on_notify
         self.transfer_finished = on_finish
         self._on_change = on_change
-        self._on_report = on_report
+        self.counters = counters
+        self._observer = observer
+        self._metrics = metrics
         self._tasks: set[asyncio.Task[Any]] = set()
         self._arrivals: dict[bytes, list[asyncio.Future[Link]]] = {}
-        self._questions = Answers(manager)
+        self._questions = Answers(manager, self.stats)
         # Links whose tables are being exchanged.
         self._forming: set[Link] = set()
         # Links that ended, while something that the peer asked for may still move.
@@ -111,9 +122,9 @@ class Hub:
         Raises:
             BrokenError: The peer went away meanwhile.
         """
-        if self._on_report is not None:
+        if self._observer is not None:
             name = f"cluster {peer.cluster_id} at {wire.name}"
-            channel = ObservedChannel(channel, self._on_report, name, peer.cluster_id, transport)
+            channel = ObservedChannel(channel, self._observer, name, peer.cluster_id, transport)
         link = Link(self, channel, transport, peer, wire, self.lease, self.security)
         link.owns_wire = dialled
         # Filed before the snapshot is taken, so that what comes or goes from now on reaches it as well.
@@ -148,6 +159,8 @@ class Hub:
             if not waiter.done():
                 waiter.set_result(link)
         self._pulse.start(link)
+        self.counters.count("links_made")
+        self._log(link, "link.up")
         self._on_change(link)
         return link
 
@@ -208,7 +221,28 @@ class Hub:
             self.spawn(aside(self._questions.take_back, link))
         if self.links.get(link.cluster_id) is link:
             del self.links[link.cluster_id]
+            broken = link.state is LinkState.BROKEN
+            self.counters.count("links_broken" if broken else "links_closed")
+            self._log(link, "link.ended")
             self._on_change(link)
+
+    @staticmethod
+    def _log(link: Link, name: str) -> None:
+        state = link.state.value
+        event(
+            logging.INFO,
+            name,
+            "the link to %s by %s is %s",
+            link.peer_name,
+            link.transport,
+            f"{state}: {link.reason}" if link.reason else state,
+            cluster_id=link.cluster_id,
+            peer=link.peer_name,
+            transport=link.transport,
+            security=link.security,
+            state=state,
+            reason=link.reason,
+        )
 
     def asked(self, link: Link, question: messages.Question) -> None:
         """Answer beside the loop: it may register memory. Only links that are up get here."""
@@ -276,6 +310,14 @@ class Hub:
     def linked(self) -> bool:
         """Whether a link exists, or is being made."""
         return bool(self.links or self._forming)
+
+    def stats(self) -> Stats:
+        """What `Node.stats` gives."""
+        return snapshot(self, metrics=self._metrics)
+
+    def watched(self) -> list[Link]:
+        """The links that are up, and those that are not quite over."""
+        return [*list(self.links.values()), *self._parting.copy()]
 
     def _everyone(self) -> list[Link]:
         return [*self.links.values(), *self._forming]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import itertools
+import logging
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol
 
@@ -23,6 +24,8 @@ from cachefw.links.mover import Mover
 from cachefw.links.table import PeerTable, check_memory, name_words
 from cachefw.links.transfers import LinkTransfer, PreparedTransfer
 from cachefw.links.wire import Wire
+from cachefw.logs import event
+from cachefw.metrics import Counters
 from cachefw.published import PublishedCache, PublishedMemory
 from cachefw.quarantine import Quarantine
 from cachefw.registry import RangeTable, Registry
@@ -47,6 +50,7 @@ class LinkOwner(Protocol):
 
     registry: Registry
     loop: asyncio.AbstractEventLoop
+    counters: Counters
 
     def detour(self, transport: str, channel: Channel) -> Detour:
         """What moves memory over the channel that the transport does not take."""
@@ -245,6 +249,21 @@ class Link(Mover):
         if notify is not None and transfer.error is None and self.state is LinkState.UP:
             self._post_message(messages.Notify(bytes(notify)))
         self._owner.transfer_finished(transfer)
+
+    def overdue(self, prepared: PreparedTransfer) -> None:
+        """A transfer's deadline has passed."""
+        self._owner.counters.count("timeouts")
+        event(
+            logging.INFO,
+            "transfer.late",
+            "the %s is late; its memory stays in use until it settles",
+            prepared.what,
+            cluster_id=self.cluster_id,
+            peer=self.peer_name,
+            transport=self.transport,
+            operation=prepared.operation.value,
+            nbytes=prepared.nbytes,
+        )
 
     def changed(self) -> None:
         """Have everything that was prepared on the link looked at again before it is posted. From any thread."""

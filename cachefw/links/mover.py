@@ -92,6 +92,10 @@ class Mover(Protocol):
         """A transfer that nobody waits for has settled."""
         ...
 
+    def overdue(self, prepared: PreparedTransfer) -> None:
+        """A transfer's deadline has passed."""
+        ...
+
     def changed(self) -> None:
         """Have everything that was prepared looked at again."""
         ...

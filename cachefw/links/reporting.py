@@ -5,28 +5,44 @@ A link whose transfers are observed is made on an `ObservedChannel`; nobody else
 
 from __future__ import annotations
 
+import contextvars
 import time
 from collections.abc import Callable
+
+import attrs
 
 from cachefw.copying import Flags
 from cachefw.errors import CacheError, TransferCancelled
 from cachefw.memory import MemoryRegion
-from cachefw.reports import TransferReport
+from cachefw.reports import Finished
 from cachefw.staging import Detour
 from cachefw.transport import Batch, Channel, Operation, Prepared, Transfer
 
-__all__ = ["ObservedChannel", "Report"]
+__all__ = ["ObservedChannel", "Observer"]
 
-Report = Callable[[TransferReport], None]
+
+@attrs.frozen
+class Observer:
+    """Who is told of a node's transfers.
+
+    Attributes:
+        finished: Given each, in whatever thread it settles, with the context in which it was posted; must not wait.
+        number: Gives each transfer its number.
+        contexts: Whether the context is wanted.
+    """
+
+    finished: Callable[[Finished, contextvars.Context | None], None]
+    number: Callable[[], int]
+    contexts: bool
 
 
 class _ObservedPrepared(Prepared):
-    __slots__ = ("native", "operation", "pieces")
+    __slots__ = ("asked", "native", "staged")
 
-    def __init__(self, native: Prepared, operation: Operation, pieces: int) -> None:
+    def __init__(self, native: Prepared, operation: Operation, pieces: int, staged: bool) -> None:
         self.native = native
-        self.operation = operation
-        self.pieces = pieces
+        self.asked = operation.value, native.nbytes, pieces
+        self.staged = staged
 
     @property
     def nbytes(self) -> int:
@@ -42,7 +58,7 @@ class ObservedChannel(Channel):
 
     Args:
         channel: The transport's own.
-        report: Given each report, in whatever thread the transfer settles; must not wait.
+        observer: Told of each.
         peer: The peer in words.
         cluster_id: The peer's.
         transport: The transport's name.
@@ -50,9 +66,9 @@ class ObservedChannel(Channel):
     Thread safety: as for `Channel`.
     """
 
-    def __init__(self, channel: Channel, report: Report, peer: str, cluster_id: int, transport: str) -> None:
+    def __init__(self, channel: Channel, observer: Observer, peer: str, cluster_id: int, transport: str) -> None:
         self._channel = channel
-        self._report = report
+        self._observer = observer
         self._whose = peer, cluster_id, transport
 
     @property
@@ -74,7 +90,7 @@ class ObservedChannel(Channel):
 
     def prepare(self, operation: Operation, batch: Batch) -> Prepared:
         """As `Channel.prepare`."""
-        return _ObservedPrepared(self._channel.prepare(operation, batch), operation, len(batch))
+        return _ObservedPrepared(self._channel.prepare(operation, batch), operation, len(batch), False)
 
     def post(self, prepared: Prepared) -> Transfer:
         """As `Channel.post`."""
@@ -86,29 +102,41 @@ class ObservedChannel(Channel):
 
     def _post(self, start: Callable[[Prepared], Transfer], prepared: Prepared) -> Transfer:
         assert isinstance(prepared, _ObservedPrepared)  # noqa: S101 - the link posts only what it prepared here
+        context = contextvars.copy_context() if self._observer.contexts else None
         began = time.perf_counter()
         try:
             transfer = start(prepared.native)
         except CacheError as error:
-            self._told(prepared, began, prepared.path, error)
+            self._told(prepared, began, prepared.path, error, context)
             raise
-        transfer.add_done_callback(lambda it: self._told(prepared, began, it.path, it.error))
+        transfer.add_done_callback(lambda it: self._told(prepared, began, it.path, it.error, context))
         return transfer
 
-    def _told(self, prepared: _ObservedPrepared, began: float, path: str, error: CacheError | None) -> None:
-        outcome = "done" if error is None else "cancelled" if isinstance(error, TransferCancelled) else "failed"
-        self._report(
-            TransferReport(
-                *self._whose,
-                path,
-                prepared.operation.value,
-                prepared.nbytes,
-                prepared.pieces,
-                time.perf_counter() - began,
-                outcome,
-                "" if error is None else error.code,
-            )
+    def _told(
+        self,
+        prepared: _ObservedPrepared,
+        began: float,
+        path: str,
+        error: CacheError | None,
+        context: contextvars.Context | None,
+    ) -> None:
+        seconds = time.perf_counter() - began
+        outcome, code = "done", ""
+        if error is not None:
+            outcome, code = "cancelled" if isinstance(error, TransferCancelled) else "failed", error.code
+        observer = self._observer
+        whole = (
+            observer.number(),
+            time.time(),
+            *self._whose,
+            path,
+            *prepared.asked,
+            seconds,
+            outcome,
+            code,
+            prepared.staged,
         )
+        observer.finished(whole, context)
 
 
 class _ObservedDetour:
@@ -117,7 +145,8 @@ class _ObservedDetour:
         self._post = post
 
     def prepare(self, operation: Operation, batch: Batch, on_device: Flags) -> Prepared:
-        return _ObservedPrepared(self._detour.prepare(operation, batch, on_device), operation, len(batch))
+        native = self._detour.prepare(operation, batch, on_device)
+        return _ObservedPrepared(native, operation, len(batch), True)
 
     def post(self, prepared: Prepared) -> Transfer:
         return self._post(self._detour.post, prepared)

@@ -56,6 +56,8 @@ class Way(Protocol):
 
     def refuse_held(self, operation: Operation, ranges: Ranges) -> None: ...
 
+    def overdue(self, prepared: PreparedTransfer) -> None: ...
+
 
 class LinkTransfer(Transfer):
     """A transfer over a link, posted.
@@ -390,6 +392,7 @@ class PreparedTransfer:
 
     def late(self, timeout: float) -> TransferTimeout:
         """The error of a deadline that passed."""
+        self._link.overdue(self)
         return TransferTimeout(
             f"the {self.what} did not settle within {timeout:g} s; its memory stays in use until it does",
             operation=self.operation.value,
