@@ -40,7 +40,7 @@ LAYERS = [
     {"manager"},
     {"links"},
     {"node"},
-    {"compat", "dry", "integrations"},
+    {"compat", "dry", "integrations", "otel", "prometheus"},
     {"doctor"},
     {"cli"},
     {"__main__"},

@@ -21,6 +21,7 @@ _COMMANDS = {
     "explain": ("explain", "Explain the code of an error, a number, a rule, a setting or a hook."),
     "new-transport": ("new_transport", "Write a distribution with a transport that works, to be changed step by step."),
     "plan": ("plan", "Check a registration without the memory or the hardware."),
+    "top": ("top", "Watch a node: its links, its memory, what it moves."),
     "transports": ("transports", "Show the transports that are installed, and which can be used here."),
 }
 
