@@ -264,6 +264,7 @@ class Allocating(Managed):
 
     def _give_back(self, cache: Cache) -> None:
         self._registrar.unregister_cache(cache.cache_id)
+        self._drop_seals(cache.cache_id)
         pool, address, size = self._parts.pop(cache.cache_id, (None, 0, 0))
         if pool is not None:
             pool.give_back(address, size)

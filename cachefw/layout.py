@@ -85,7 +85,7 @@ def block_indices(blocks: Any, count: int, side: str, cache: object) -> NDArray[
     return wide.astype(np.int64, copy=False)
 
 
-def once(blocks: NDArray[np.int64]) -> None:
+def once(blocks: NDArray[np.int64], name: str = "dst_blocks") -> None:
     """Refuse a destination that is written twice: the last writer would win, and which that is would be chance."""
     # Not `np.unique`, whose first call imports for several milliseconds.
     ordered = np.sort(blocks)
@@ -93,7 +93,7 @@ def once(blocks: NDArray[np.int64]) -> None:
     if again.any():
         twice = np.array(sorted(set(ordered[1:][again].tolist())))
         raise _bad(
-            f"dst_blocks has block {twice[0]} more than once ({len(twice)} such blocks); each can be filled only once",
+            f"{name} has block {twice[0]} more than once ({len(twice)} such blocks); each can be named only once",
             blocks=twice[:100].tolist(),
         )
 

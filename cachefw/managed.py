@@ -37,6 +37,9 @@ class Managed:
     def _check_open(self, operation: str) -> None:
         raise NotImplementedError
 
+    def _drop_seals(self, cache_id: int) -> None:
+        raise NotImplementedError
+
     def _own(self, cache: Any, operation: str) -> Cache:
         if not isinstance(cache, Cache):
             builtin: type[Exception] = AttributeError if cache is None else TypeError

@@ -96,6 +96,7 @@ class CacheManager(Moving, Pushing, Layerwise, LocalCopies, Allocating, Remappin
         self._registry = self._registrar.registry
         self._copier = Copier(self._transports, self._registrar.registry.quarantine)
         self._workers = Workers()
+        self._tables, self._tables_lock, self._rooms = {}, threading.Lock(), []
         self._pools: list[Pool] = []
         self._parts: dict[int, tuple[Pool, int, int]] = {}
         self._close_first: Callable[[], None] = self.close
@@ -243,6 +244,7 @@ class CacheManager(Moving, Pushing, Layerwise, LocalCopies, Allocating, Remappin
         """
         self._check_open("unregister_cache")
         self._registrar.unregister_cache(cache_id)
+        self._drop_seals(int(cache_id))
 
     def unregister_memory(self, memory: Memory) -> None:
         """Give back one registration of memory; the last one, when no cache is a view of it, gives the region back.

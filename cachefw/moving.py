@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from cachefw import pulls
 from cachefw.cache import BlocksCacheKey, Cache, CacheKey, CacheKeyByIdAndIndex
-from cachefw.managed import Managed
+from cachefw.sealing import Sealing, Units, Verified
 from cachefw.transport import Transfer
 
 __all__ = ["Moving"]
 
 
-class Moving(Managed):
+class Moving(Sealing):
     """The part of `cachefw.CacheManager` that reads from linked peers."""
 
     def pull_cache(
@@ -28,6 +29,7 @@ class Moving(Managed):
         timeout: float | None = None,
         wait: bool = True,
         notify: bytes | None = None,
+        verify: Any = None,
     ) -> Transfer:
         """Copy one batch row of a peer's contiguous cache into a row of a local one.
 
@@ -42,6 +44,9 @@ class Moving(Managed):
             timeout: Seconds; None takes the setting ``timeout``.
             wait: False returns at once; see `Node.completed`.
             notify: At most 64 KiB that the peer gets after the last byte has moved.
+            verify: ``"crc"`` makes sure that what arrived is what the peer has sealed (`seal`), and was so until the
+                last byte was here; the generations that `seal` returned there, one for each row or block, make sure of
+                just these. None trusts the peer.
 
         Returns:
             The transfer; settled if `wait`.
@@ -49,14 +54,21 @@ class Moving(Managed):
         Raises:
             RequestError: Also a `TypeError`, `ValueError` or `AttributeError`; nothing was sent.
             NotFoundError: No such link, cache, key, row or layer; the text lists what exists.
-            BrokenError: The peer or the system failed.
+            BrokenError: The peer or the system failed; with `verify`, what arrived is not what was sealed
+                (``content.mismatch``, ``content.changed``), and ``facts["rows"]`` names the rows, or blocks.
             TransferTimeout: The deadline passed; ``settled`` tells whether bytes may still land.
         """
         self._check_open("pull_cache")
         layers = pulls.Layers(src_layer_range, dst_layer_range, tensor_num_per_layer)
         peer, source = pulls.find(self._registrar.peers.peer, cache_key, "pull_cache", (CacheKey, CacheKeyByIdAndIndex))
-        pieces = pulls.row_pieces(self._own(cache, "pull_cache"), batch_index, size, source, cache_key, layers)
-        return peer.read_pieces(pieces, wait=wait, timeout=timeout, notify=notify)
+        own = self._own(cache, "pull_cache")
+        pieces = pulls.row_pieces(own, batch_index, size, source, cache_key, layers)
+        if verify is None:
+            return peer.read_pieces(pieces, wait=wait, timeout=timeout, notify=notify)
+        row, stride = pulls.row_of(source, cache_key), own.cache_desc.stride
+        units = Units.row(row, int(batch_index) * stride, stride if pulls.is_whole(size) else int(size))
+        check = Verified(source, own, layers, units, verify, wait)
+        return self._pull_verified(peer, pieces, check, timeout, notify)
 
     def pull_blocks(
         self,
@@ -71,6 +83,7 @@ class Moving(Managed):
         timeout: float | None = None,
         wait: bool = True,
         notify: bytes | None = None,
+        verify: Any = None,
     ) -> Transfer:
         """Copy blocks, or a row, of a peer's cache into blocks of a local blocks cache.
 
@@ -86,6 +99,7 @@ class Moving(Managed):
             timeout: As for `pull_cache`.
             wait: As for `pull_cache`.
             notify: As for `pull_cache`.
+            verify: As for `pull_cache`.
 
         Returns:
             The transfer; settled if `wait`.
@@ -93,7 +107,7 @@ class Moving(Managed):
         Raises:
             RequestError: As for `pull_cache`.
             NotFoundError: As for `pull_cache`; blocks out of range are named before anything is posted.
-            BrokenError: The peer or the system failed.
+            BrokenError: As for `pull_cache`.
             TransferTimeout: The deadline passed; ``settled`` tells whether bytes may still land.
         """
         self._check_open("pull_blocks")
@@ -102,4 +116,12 @@ class Moving(Managed):
         peer, source = pulls.find(self._registrar.peers.peer, src_cache_key, "pull_blocks", kinds)
         own = self._own(dst_cache, "pull_blocks")
         pieces = pulls.block_pieces(own, dst_blocks, source, src_cache_key, src_blocks, layers)
-        return peer.read_pieces(pieces, wait=wait, timeout=timeout, notify=notify)
+        if verify is None:
+            return peer.read_pieces(pieces, wait=wait, timeout=timeout, notify=notify)
+        stride = own.cache_desc.stride
+        if source.blocks or isinstance(src_cache_key, BlocksCacheKey):
+            units = Units.blocks(src_blocks, dst_blocks, stride)
+        else:
+            units = Units.row_in_blocks(pulls.row_of(source, src_cache_key), source.stride, dst_blocks, stride)
+        check = Verified(source, own, layers, units, verify, wait)
+        return self._pull_verified(peer, pieces, check, timeout, notify)

@@ -33,6 +33,12 @@ class Peer(Protocol):
     def launch_pieces(self, pieces: Pieces) -> Transfer:
         """Begin to move pieces to the peer, for somebody who looks after the transfer."""
 
+    def check_notification(self, payload: Any) -> None:
+        """Refuse what `notify` could not send."""
+
+    def notify(self, payload: bytes) -> None:
+        """Send bytes to the peer's application."""
+
     @property
     def peer_name(self) -> str:
         """The peer in words."""

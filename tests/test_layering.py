@@ -36,6 +36,7 @@ LAYERS = [
     {"peers"},
     {"registrar"},
     {"managed", "staging"},
+    {"sealing"},
     {"allocating", "layerwise", "local", "moving", "pushing", "remapping", "suspending"},
     {"manager"},
     {"links"},

@@ -119,6 +119,28 @@ ENTRIES: tuple[Entry, ...] = (
         "a batch row lies beyond the cache",
         Cause("dimension 0 of the two caches differs", "compare batch_size of both"),
     ),
+    # ---- contents
+    _code(
+        "content.unsealed",
+        "a pull is to be verified, and its owner has not sealed what it asks for",
+        Cause("`seal` was not called there", "call manager.seal(cache, blocks) once the bytes are complete"),
+        Cause("the link's transport takes no host memory, where the seals lie", "pull without verify"),
+    ),
+    _code(
+        "content.changed",
+        "what was pulled was sealed anew, or opened, before the last byte was here",
+        Cause("its owner gave the blocks to another request", "ask for it again, or compute it here"),
+        Cause("the generations are of an earlier seal", "take those that the latest `seal` returned"),
+    ),
+    _code(
+        "content.mismatch",
+        "the bytes that arrived have another sum than those that were sealed",
+        Cause(
+            "its owner changed them without `unseal`", "call `unseal` there before blocks are used for something else"
+        ),
+        Cause("something here wrote to the target during the pull", "leave the target alone until the pull returns"),
+        Cause("memory or a transport has a fault", "run `cachefw doctor`, and report it with its bundle"),
+    ),
     # ---- registration
     _code(
         "registration.refused",
