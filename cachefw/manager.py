@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -227,9 +227,10 @@ def rule_entries(
 @functools.cache
 def core_entries() -> tuple[Entry, ...]:
     """What the core knows itself, without rules, settings and hooks, which stand in modules of their own."""
-    from cachefw.catalog import codes, errnos, links, llm_datadist, transports
+    from cachefw.catalog import codes, errnos, links, llm_datadist, serving, transports
 
-    return (*codes.ENTRIES, *links.ENTRIES, *transports.ENTRIES, *errnos.ENTRIES, *llm_datadist.ENTRIES)
+    tables = codes, links, transports, serving, errnos, llm_datadist
+    return tuple(entry for table in tables for entry in table.ENTRIES)
 
 
 _modules: dict[str, Any] = {}
