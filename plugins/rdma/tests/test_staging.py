@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cachefw_rdma.staging import BUFFERS, chunks_of
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cachefw
@@ -463,6 +463,7 @@ def test_declared_peer_memory() -> None:
 # --------------------------------------------------------------------------- cutting
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 3000), st.booleans()), min_size=1, max_size=40),
     st.sampled_from([1, 7, 64, 1000, 4096]),
