@@ -22,3 +22,6 @@ class TestTcp(TestDefault):
 class TestSharedMemory(TestTcp):
     def test_target_closes_first(self):
         pytest.skip("in shared memory UCX watches over the peer's process, which is this one: see test_deaths.py")
+
+    def test_peer_is_killed(self):
+        pytest.skip("a read that runs when its peer dies may stay unsettled in UCX: see test_deaths.py and README.md")

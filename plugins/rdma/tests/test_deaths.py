@@ -12,6 +12,7 @@ import pytest
 import cachefw
 from cachefw.memory import MemoryRegion
 from cachefw.testing._usage import Usage
+from cachefw.testing.sessions import sessions
 from cachefw.transport import Batch, Channel, Operation, Transport
 
 #: Seconds in which a peer's death has to be known. Two are promised, and UCX looks after processes in shared memory
@@ -34,7 +35,7 @@ class Near:
         self._there = self.attach(self._alive, alive.make(4096))
 
     def connect(self, peer: Any) -> Channel:
-        return self.transport.connect(bytes.fromhex(peer.about["card"]), 10.0)
+        return self.transport.connect(bytes.fromhex(peer.about["card"]), 10.0, sessions()[0])
 
     def attach(self, channel: Channel, there: dict[str, Any], size: int = 4096) -> int:
         channel.attach(1, MemoryRegion(there["address"], size), bytes.fromhex(there["description"]))

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 import cachefw
 from cachefw.memory import MemoryRegion
+from cachefw.testing.sessions import sessions
 from cachefw.transport import Batch, Channel, Operation
 
 SIZE = 64 * 2**10
@@ -63,7 +64,7 @@ def target(ucx: Any, request: Any) -> Iterator[Target]:
     there = peer.make(SIZE)
     array = np.zeros(SIZE, np.uint8)
     transport.register(MemoryRegion(array.ctypes.data, SIZE))
-    channel = transport.connect(bytes.fromhex(peer.about["card"]), 10.0)
+    channel = transport.connect(bytes.fromhex(peer.about["card"]), 10.0, sessions()[0])
     target = Target(peer, there, channel, array)
     channel.attach(1, target.region, target.description)
     yield target
@@ -158,6 +159,7 @@ sys.path.insert(0, sys.argv[1])
 import msgspec, numpy as np
 import cachefw
 from cachefw.memory import MemoryRegion
+from cachefw.testing.sessions import sessions
 from cachefw.transport import Batch, Operation
 from cachefw_rdma import envelope
 from cachefw_rdma.keys import fits
@@ -167,7 +169,7 @@ tls, (card, description), (address, size) = sys.argv[2], map(bytes.fromhex, sys.
 transport = open_transport({"tls": tls})
 array = np.zeros(size, np.uint8)
 transport.register(MemoryRegion(array.ctypes.data, size))
-channel = transport.connect(card, 10.0)
+channel = transport.connect(card, 10.0, sessions()[0])
 known = envelope.open_description(description, 1)
 chance, tried = random.Random(20), 0
 while tried < 300:
