@@ -123,6 +123,6 @@ def _hooks() -> Iterable[Entry]:
     for name, hook in vars(hookspecs).items():
         if name.startswith("cachefw_"):
             title, _, rest = (inspect.getdoc(hook) or "").partition("\n")
-            text = rest.partition("\nExample:")[0].strip()
+            text = rest.partition("\nExamples:")[0].strip()
             arguments = ", ".join(inspect.signature(hook).parameters)
             yield Entry(name, "hook", title, text=f"{name}({arguments})\n\n{text}", source="docs/hooks.md")

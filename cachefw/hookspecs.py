@@ -41,7 +41,7 @@ def cachefw_transports() -> Iterable[TransportInfo]:  # type: ignore[empty-body]
 
     Raising, or returning anything else, quarantines this plugin alone.
 
-    Example:
+    Examples:
         >>> from cachefw.hookspecs import hookimpl
         >>> from cachefw.testing import MemoryTransport
         >>> @hookimpl
@@ -66,7 +66,7 @@ def cachefw_validate_memory(request: Request, transport: Transport | None) -> It
 
     Must not register, pin or touch the memory. Raising is a refusal that names the plugin.
 
-    Example:
+    Examples:
         >>> from cachefw.hookspecs import hookimpl
         >>> from cachefw.rules import Finding, Outcome
         >>> @hookimpl
@@ -94,7 +94,7 @@ def cachefw_register_memory(region: MemoryRegion, transport: Transport) -> Regis
 
     Raising undoes the whole registration. May be wrapped (``@hookimpl(wrapper=True)``).
 
-    Example:
+    Examples:
         >>> from cachefw.hookspecs import hookimpl
         >>> @hookimpl(wrapper=True)
         ... def cachefw_register_memory(region, transport):
@@ -121,7 +121,7 @@ def cachefw_unregister_memory(registered: RegisteredMemory, transport: Transport
 
     Raising keeps the region counted as registered and reaches the caller. May be wrapped.
 
-    Example:
+    Examples:
         >>> from cachefw.hookspecs import hookimpl
         >>> @hookimpl(wrapper=True)
         ... def cachefw_unregister_memory(registered, transport):
@@ -142,7 +142,7 @@ def cachefw_memory_registered(cache: Cache) -> None:
 
     What it raises is reported once as a warning and never breaks the call.
 
-    Example:
+    Examples:
         >>> from cachefw.hookspecs import hookimpl
         >>> @hookimpl
         ... def cachefw_memory_registered(cache):
@@ -162,7 +162,7 @@ def cachefw_memory_unregistered(cache: Cache) -> None:
 
     What it raises is reported once as a warning and never breaks the call.
 
-    Example:
+    Examples:
         >>> from cachefw.hookspecs import hookimpl
         >>> @hookimpl
         ... def cachefw_memory_unregistered(cache):
@@ -181,7 +181,7 @@ def cachefw_link_changed(link: Any) -> None:
 
     What it raises is reported once as a warning and never breaks the link.
 
-    Example:
+    Examples:
         >>> from cachefw.hookspecs import hookimpl
         >>> @hookimpl
         ... def cachefw_link_changed(link):
@@ -203,7 +203,7 @@ def cachefw_transfer_finished(report: TransferReport) -> None:
 
     What it raises is reported once as a warning and never breaks anything.
 
-    Example:
+    Examples:
         >>> from cachefw.hookspecs import hookimpl
         >>> @hookimpl
         ... def cachefw_transfer_finished(report):
@@ -224,7 +224,7 @@ def cachefw_diagnostics() -> Diagnostics:  # type: ignore[empty-body]
 
     What it raises is shown by the doctor as the plugin's fault, and harms nothing else.
 
-    Example:
+    Examples:
         >>> from cachefw.catalog import Check, Diagnosis, Diagnostics, Entry, Health
         >>> from cachefw.hookspecs import hookimpl
         >>> def card():

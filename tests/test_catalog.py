@@ -112,6 +112,15 @@ def test_every_family_and_rule_and_setting_and_hook_has_its_entry() -> None:
     assert {name for name in vars(hookspecs) if name.startswith("cachefw_")} <= names
 
 
+def test_the_entry_of_a_hook_leaves_out_its_example() -> None:
+    hooks = [entry for entry in everything().entries if entry.sort == "hook"]
+    assert hooks
+    for entry in hooks:
+        assert ">>>" in (getattr(hookspecs, entry.name).__doc__ or "")
+        assert "When: " in entry.text
+        assert not re.search(">>>|Example", entry.text), entry.name
+
+
 def test_names_are_unique_for_an_owner_and_texts_are_whole() -> None:
     seen: dict[tuple[str, str, str], str] = {}
     for entry in KNOWN.entries:

@@ -32,8 +32,9 @@ CONTRACT = ["catalog", "hookspecs", "rules", "transport"]
 LEFT_BY_TOOLS = {".tox", ".venv", "build", "dist", "node_modules", ".pytest_cache"}
 
 CSS = """
-/* Tables may scroll, the words in them are not torn apart. */
-.md-typeset table:not([class]) code { word-break: normal; overflow-wrap: anywhere; }
+/* Tables may scroll; the words in them are not torn apart. */
+.md-typeset td code { word-break: normal; overflow-wrap: break-word; }
+.md-typeset td:first-child code { white-space: nowrap; }
 .md-typeset table:not([class]) { font-size: .68rem; }
 .md-grid { max-width: 74rem; }
 .doc-contents { padding-left: 1rem; border-left: .1rem solid var(--md-default-fg-color--lightest); }
@@ -81,7 +82,7 @@ def reference() -> dict[str, str]:
         blocks = [f"::: cachefw.{home}.{name}\n" + ENUMERATION * (name in enums) for name in names]
         pages[f"{home}.md"] = "\n".join([f"# cachefw.{home}\n", *blocks])
     hooks = re.findall(r"^def (cachefw_\w+)", (ROOT / "cachefw/hookspecs.py").read_text(), re.MULTILINE)
-    head = "::: cachefw.hookspecs\n    options:\n      members: false\n      show_root_heading: false\n"
+    head = "::: cachefw.hookspecs\n    options:\n      members: false\n      show_root_heading: false\n      show_root_toc_entry: false\n"
     blocks = [f"::: cachefw.hookspecs.{name}\n" for name in hooks]
     pages["hookspecs.md"] = "\n".join(["# cachefw.hookspecs\n", head, *blocks])
     pages["commands.md"] = COMMANDS

@@ -4,7 +4,7 @@ A transport's author subclasses `TransportTests` and gives it the transport's `T
 transport within one process that passes the kit. Nothing here is loaded before it is asked for, so that
 `MemoryTransport` can be used where pytest is not installed.
 
-Example:
+Examples:
     >>> import pytest
     >>> from cachefw.testing import MemoryTransport, TransportTests
     >>> class TestMemoryTransport(TransportTests):
