@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 import re
+import runpy
 from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import cachefw
+from cachefw import hookspecs
 
 yaml = pytest.importorskip("yaml")
 
@@ -165,3 +169,17 @@ def test_nothing_is_fetched_when_a_page_is_read() -> None:
     assert config["theme"]["font"] is False
     assert set(config["validation"]["links"].values()) == {"warn"}
     assert not any("://" in str(each) for each in [*config.get("extra_css", []), *config.get("extra_javascript", [])])
+
+
+def test_the_site_says_everything_public_and_knows_what_is_foreign(tmp_path: Path) -> None:
+    site = runpy.run_path(str(ROOT / "tools/site.py"))
+    pages = site["reference"]()
+    assert {f"reference/{name}" for name in pages} <= set(nav(load(ROOT / "mkdocs.yml")["nav"]))
+    told = set(re.findall(r"^::: cachefw\.\S*?(\w+)$", "\n".join(pages.values()), re.MULTILINE))
+    assert set(cachefw.__all__) - {"__version__"} <= told
+    assert {name for name in vars(hookspecs) if name.startswith("cachefw_")} <= told
+    (tmp_path / "a.html").write_text('<img src="here.png"><a href="https://example.org">x</a>')
+    assert site["foreign"](tmp_path) == []
+    (tmp_path / "b.html").write_text('<script async src="//cdn.example.org/x.js"></script>')
+    (tmp_path / "c.css").write_text("@font-face { src: url(https://example.org/x.woff) }")
+    assert [found.partition(":")[0] for found in site["foreign"](tmp_path)] == ["b.html", "c.css"]

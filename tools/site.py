@@ -1,7 +1,7 @@
 """Build the documentation site into a folder, which is the only argument: `python tools/site.py FOLDER`.
 
-The pages stay where they are read on the forge; here they are gathered with their links as they are, and those that are
-generated from the code are added. A warning of mkdocs is an error, and so is a page that needs the network.
+The pages stay where they are; here they are gathered with their links unchanged, and those that are generated from the
+code are added. A warning of mkdocs is an error, and so is a page that needs the network.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -28,7 +29,7 @@ PAGES = [
     "tests/*/README.md",
 ]
 # Modules that plugins import, of which everything public is shown; of others, the names of the package `cachefw`.
-CONTRACT = ["catalog", "hookspecs", "rules", "transport"]
+CONTRACT = ["catalog", "rules", "transport"]
 LEFT_BY_TOOLS = {".tox", ".venv", "build", "dist", "node_modules", ".pytest_cache"}
 
 CSS = """
@@ -39,57 +40,6 @@ CSS = """
 .md-grid { max-width: 74rem; }
 .doc-contents { padding-left: 1rem; border-left: .1rem solid var(--md-default-fg-color--lightest); }
 """
-
-
-def gather(to: Path) -> None:
-    for pattern in PAGES:
-        for path in sorted(ROOT.glob(pattern)):
-            name = path.relative_to(ROOT)
-            if path.is_file() and not LEFT_BY_TOOLS.intersection(name.parts):
-                (to / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, to / name)
-
-
-def literal(module: str, name: str) -> object:
-    """A constant of a module of cachefw, without importing it."""
-    path = ROOT / "cachefw" / module.replace(".", "/")
-    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.Assign) and any(
-            isinstance(each, ast.Name) and each.id == name for each in node.targets
-        ):
-            return ast.literal_eval(node.value)
-    raise LookupError(f"{path} has no {name}")
-
-
-def enumerations() -> set[str]:
-    """Classes whose members are shown though they have no docstrings."""
-    classes = re.compile(r"^class (\w+)\((?:\w+, )?(?:enum\.)?(?:Enum|Flag|IntEnum|IntFlag|StrEnum)\):", re.MULTILINE)
-    return {name for path in (ROOT / "cachefw").rglob("*.py") for name in classes.findall(path.read_text())}
-
-
-def reference() -> dict[str, str]:
-    """Name of a page -> its text: one for each module that has public names, and one for the command line."""
-    homes = literal("", "_HOMES")
-    assert isinstance(homes, dict)
-    members: dict[str, list[str]] = {module: list(literal(module, "__all__")) for module in CONTRACT}  # type: ignore[call-overload]
-    for name, home in homes.items():
-        if home not in CONTRACT:
-            members.setdefault(home, []).append(name)
-    enums = enumerations()
-    pages = {}
-    for home, names in members.items():
-        blocks = [f"::: cachefw.{home}.{name}\n" + ENUMERATION * (name in enums) for name in names]
-        pages[f"{home}.md"] = "\n".join([f"# cachefw.{home}\n", *blocks])
-    hooks = re.findall(r"^def (cachefw_\w+)", (ROOT / "cachefw/hookspecs.py").read_text(), re.MULTILINE)
-    head = "::: cachefw.hookspecs\n    options:\n      members: false\n      show_root_heading: false\n      show_root_toc_entry: false\n"
-    blocks = [f"::: cachefw.hookspecs.{name}\n" for name in hooks]
-    pages["hookspecs.md"] = "\n".join(["# cachefw.hookspecs\n", head, *blocks])
-    pages["commands.md"] = COMMANDS
-    return pages
-
-
-ENUMERATION = "    options:\n      show_if_no_docstring: true\n      inherited_members: false\n"
 
 COMMANDS = """# Options of the commands
 
@@ -103,6 +53,62 @@ What `cachefw COMMAND --help` says; [Commands](../docs/commands.md) says what ea
     :depth: 1
     :remove_ascii_art: true
 """
+
+
+def gather(to: Path) -> None:
+    for pattern in PAGES:
+        for path in sorted(ROOT.glob(pattern)):
+            name = path.relative_to(ROOT)
+            if path.is_file() and not LEFT_BY_TOOLS.intersection(name.parts):
+                (to / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, to / name)
+
+
+def literal(module: str, name: str) -> Any:
+    """A constant of a module of cachefw, without importing it."""
+    path = ROOT / "cachefw" / module.replace(".", "/")
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and any(
+            isinstance(each, ast.Name) and each.id == name for each in node.targets
+        ):
+            return ast.literal_eval(node.value)
+    raise LookupError(f"{path} has no {name}")
+
+
+def enumerations() -> set[str]:
+    """Classes whose members are shown though they have no docstrings."""
+    classes = re.compile(r"^class (\w+)\(enum\.(?:Enum|Flag|IntEnum|IntFlag)\):", re.MULTILINE)
+    return {name for path in (ROOT / "cachefw").rglob("*.py") for name in classes.findall(path.read_text())}
+
+
+def block(name: str, **options: bool) -> str:
+    """What mkdocstrings puts the documentation of `name` in the place of."""
+    lines = [f"      {option}: {str(value).lower()}" for option, value in options.items()]
+    return "\n".join([f"::: cachefw.{name}", *(["    options:", *lines] if lines else []), ""])
+
+
+def reference() -> dict[str, str]:
+    """Name of a page -> its text: one for each module that has public names, and one for the command line."""
+    members: dict[str, list[str]] = {module: literal(module, "__all__") for module in CONTRACT}
+    for name, home in literal("", "_HOMES").items():
+        if home not in CONTRACT:
+            members.setdefault(home, []).append(name)
+    enums = enumerations()
+    pages = {"commands.md": COMMANDS}
+    for home, names in members.items():
+        shown = [
+            block(
+                f"{home}.{name}",
+                **({"show_if_no_docstring": True, "inherited_members": False} if name in enums else {}),
+            )
+            for name in names
+        ]
+        pages[f"{home}.md"] = "\n".join([f"# cachefw.{home}\n", *shown])
+    hooks = re.findall(r"^def (cachefw_\w+)", (ROOT / "cachefw/hookspecs.py").read_text(), re.MULTILINE)
+    head = block("hookspecs", members=False, show_root_heading=False, show_root_toc_entry=False)
+    pages["hookspecs.md"] = "\n".join(["# cachefw.hookspecs\n", head, *(block(f"hookspecs.{name}") for name in hooks)])
+    return pages
 
 
 def foreign(site: Path) -> list[str]:
@@ -120,6 +126,8 @@ def main() -> None:
     if len(sys.argv) != 2:
         sys.exit("give one folder to build into: python tools/site.py FOLDER")
     site = Path(sys.argv[1]).resolve()
+    if site.exists() and any(site.iterdir()) and not (site / "search/search_index.json").exists():
+        sys.exit(f"{site} holds something else, which would be deleted: give a new folder, or that of an earlier site")
     with tempfile.TemporaryDirectory() as folder:
         pages = Path(folder).resolve() / "pages"
         gather(pages)
