@@ -38,10 +38,11 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 @attrs.frozen
 class Code:
-    """A python block of a page, and the text block that follows it at once, which is what it prints."""
+    """A python block of a page, the text block after it, which is what it prints, and whether it says who runs it."""
 
     text: str
     printed: str | None
+    elsewhere: bool = False
 
     @property
     def file(self) -> str | None:
@@ -49,14 +50,18 @@ class Code:
         named = re.match(r"# (\w+\.py)\n", self.text)
         return named[1] if named else None
 
+    @property
+    def here(self) -> bool:
+        return self.file is None and not self.elsewhere
+
 
 def blocks(page: Path) -> Iterator[Code]:
-    pattern = r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?"
+    pattern = r"(^<!-- (?:tested by|not run)[^\n]*\n)?^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?"
     for match in re.finditer(pattern, page.read_text(), re.DOTALL | re.MULTILINE):
-        yield Code(match[1], match[2])
+        yield Code(match[2], match[3], bool(match[1]))
 
 
-WITH_CODE = [page for page in PAGES if any(code.file is None for code in blocks(page))]
+WITH_CODE = [page for page in PAGES if any(code.here for code in blocks(page))]
 
 
 def plain(text: str) -> str:
@@ -66,7 +71,7 @@ def plain(text: str) -> str:
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
 def test_code_runs_and_prints_what_the_page_says(page: Path, tmp_path: Path) -> None:
-    snippets = [code for code in blocks(page) if code.file is None]
+    snippets = [code for code in blocks(page) if code.here]
     mark = "-- next block --"
     script = tmp_path / "page.py"
     script.write_text(f"\nprint({mark!r})\n".join(code.text for code in snippets))

@@ -56,12 +56,19 @@ What `cachefw COMMAND --help` says; [Commands](../docs/commands.md) says what ea
 
 
 def gather(to: Path) -> None:
-    for pattern in PAGES:
-        for path in sorted(ROOT.glob(pattern)):
-            name = path.relative_to(ROOT)
-            if path.is_file() and not LEFT_BY_TOOLS.intersection(name.parts):
-                (to / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, to / name)
+    """Copy the pages, and what they link to."""
+    found = {path for pattern in PAGES for path in ROOT.glob(pattern)}
+    pages = {path for path in found if path.is_file() and not LEFT_BY_TOOLS.intersection(path.relative_to(ROOT).parts)}
+    linked = {
+        (page.parent / target).resolve()
+        for page in pages
+        if page.suffix == ".md"
+        for target in re.findall(r"\]\(([^)#:]+)", page.read_text())
+    }
+    for path in sorted(pages | {path for path in linked if path.is_file() and ROOT in path.parents}):
+        copy = to / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
 
 
 def literal(module: str, name: str) -> Any:
