@@ -74,6 +74,18 @@ def _any_names(text: str) -> tuple[str, ...]:
     return _names(text) if text.strip(", ") else ()
 
 
+def _peers(text: str) -> tuple[tuple[str, str], ...]:
+    peers = []
+    for item in _any_names(text):
+        name, equals, address = item.partition("=")
+        if not equals or not name.strip() or not address.strip():
+            raise ValueError(f"must have name=host:port, not {item!r}")
+        peers.append((name.strip(), address.strip()))
+    if len({name for name, _ in peers}) < len(peers):
+        raise ValueError("must have each name once")
+    return tuple(peers)
+
+
 SETTINGS: dict[str, Setting] = {
     setting.name: setting
     for setting in (
@@ -111,6 +123,13 @@ SETTINGS: dict[str, Setting] = {
             16 * 2**20,
             _bytes,
             "bytes of a link's buffer for memory that its transport does not take, made when it is first needed",
+        ),
+        Setting(
+            "peers",
+            "CACHEFW_PEERS",
+            (),
+            _peers,
+            "nodes that are known by name where no directory is given: name=host:port, separated by commas",
         ),
         Setting("metrics", "CACHEFW_METRICS", False, _flag, "1 counts transfers and remembers the last ones"),
         Setting("debug", "CACHEFW_DEBUG", False, _flag, "1 shows the traceback behind an error of the command line"),

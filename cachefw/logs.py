@@ -13,7 +13,7 @@ log = logging.getLogger("cachefw")
 
 
 def event(
-    level: int, name: str, text: str, *args: Any, error: CacheError | None = None, trace: bool = False, **fields: Any
+    level: int, name: str, text: str, /, *args: Any, error: CacheError | None = None, trace: bool = False, **fields: Any
 ) -> None:
     """Log something that happened.
 

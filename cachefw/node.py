@@ -194,8 +194,11 @@ class Node:
         else:
             self._run(self._door.listen(*_listening(address, self._credentials)))
 
-    def card(self) -> bytes:
+    def card(self, host: str | None = None) -> bytes:
         """What a peer can give to `link` instead of an address: it also says which start of this node is meant.
+
+        Args:
+            host: The name or address under which the peer reaches this node; None takes the one that it listens on.
 
         Raises:
             RequestError: The node does not listen.
@@ -203,8 +206,8 @@ class Node:
         self._check_open("card")
         if self._door.address is None:
             raise refusal(RequestError, {ValueError}, "a node that does not listen has no card", operation="card")
-        host, port = self._door.address
-        return msgspec.msgpack.encode(_Card(host, port, self.cluster_id, self._hub.incarnation))
+        place, port = self._door.address
+        return msgspec.msgpack.encode(_Card(host or place, port, self.cluster_id, self._hub.incarnation))
 
     @overload
     def link(self, peer: str | bytes, timeout: float | None = None, *, wait: Literal[True] = True) -> Link: ...

@@ -119,6 +119,42 @@ ENTRIES: tuple[Entry, ...] = (
         "a batch row lies beyond the cache",
         Cause("dimension 0 of the two caches differs", "compare batch_size of both"),
     ),
+    # ---- names of nodes
+    _code(
+        "not_found.peer",
+        "no node has that name now",
+        Cause("it is not started yet, or its entry ended with its process", "start it; the message lists who is there"),
+        Cause(
+            "it announces itself under another prefix, or to another etcd", "give both the same endpoints and prefix"
+        ),
+    ),
+    _code(
+        "directory.unreachable",
+        "the store of the nodes' names does not answer",
+        Cause(
+            "it is not running, or the address is another", "look with `etcdctl --endpoints HOST:PORT endpoint health`"
+        ),
+        Cause("it speaks TLS and this node does not, or the other way round", "give tls= the CA, certificate and key"),
+    ),
+    _code(
+        "directory.refused",
+        "the store of the nodes' names answered with an error",
+        Cause(
+            "it demands a user and password, which the client does not speak", "let it know its clients by certificates"
+        ),
+        Cause("it has lost its quorum, or its disk is full", "look at its log; the message has what it said"),
+    ),
+    _code(
+        "directory.entry",
+        "what stands under a name is no entry of cachefw's",
+        Cause("somebody else writes below the same prefix", "give the nodes a prefix of their own"),
+    ),
+    _code(
+        "directory.taken",
+        "a node elsewhere has the name",
+        Cause("two nodes were given the same name", "give each its own"),
+        Cause("the node moved to another address, and its former entry has not ended yet", "wait until its lease ends"),
+    ),
     # ---- contents
     _code(
         "content.unsealed",
