@@ -74,16 +74,15 @@ def _any_names(text: str) -> tuple[str, ...]:
     return _names(text) if text.strip(", ") else ()
 
 
-def _peers(text: str) -> tuple[tuple[str, str], ...]:
-    peers = []
+def _peers(text: str) -> tuple[str, ...]:
+    peers: dict[str, str] = {}
     for item in _any_names(text):
         name, equals, address = item.partition("=")
         if not equals or not name.strip() or not address.strip():
             raise ValueError(f"must have name=host:port, not {item!r}")
-        peers.append((name.strip(), address.strip()))
-    if len({name for name, _ in peers}) < len(peers):
-        raise ValueError("must have each name once")
-    return tuple(peers)
+        if peers.setdefault(name.strip(), address.strip()) != address.strip():
+            raise ValueError(f"must have each name once, not {name.strip()!r} for two addresses")
+    return tuple(f"{name}={address}" for name, address in peers.items())
 
 
 SETTINGS: dict[str, Setting] = {

@@ -96,7 +96,7 @@ class Static:
     """
 
     def __init__(self, peers: Mapping[str, str] | None = None) -> None:
-        given = dict(setting("peers")) if peers is None else peers
+        given = dict(item.split("=", 1) for item in setting("peers")) if peers is None else peers
         if not isinstance(given, Mapping):
             text = f"peers must map names to addresses, not {peers!r}"
             raise refusal(RequestError, {TypeError}, text, operation="directory")

@@ -6,8 +6,10 @@ import json
 import re
 
 import pytest
+from click.testing import CliRunner
 
 from cachefw import CacheManager, RequestError
+from cachefw.cli import main
 from cachefw.config import DEFAULT_TRANSPORT, SETTINGS, Value, setting, value
 from cachefw.plugins import catalogue
 
@@ -36,6 +38,7 @@ def test_settings_have_defaults_that_parse_and_a_summary(monkeypatch, known):
         ("CACHEFW_TRANSPORTS", "host,", ("host",)),
         ("CACHEFW_TIMEOUT", "0.5", 0.5),
         ("CACHEFW_LINK_TIMEOUT", "1e3", 1000.0),
+        ("CACHEFW_PEERS", "a=x:1, b = y:2,", ("a=x:1", "b=y:2")),
         ("CACHEFW_STRICT", "1", True),
         ("CACHEFW_STRICT", "0", False),
     ],
@@ -44,6 +47,9 @@ def test_settings_are_read_when_they_are_asked_for(monkeypatch, variable, text, 
     name = variable.removeprefix("CACHEFW_").lower()
     monkeypatch.setenv(variable, text)
     assert setting(name) == value
+    shown = CliRunner().invoke(main, ["config"])
+    assert shown.exit_code == 0
+    assert f"{variable} = " in shown.output
     monkeypatch.delenv(variable)
     assert setting(name) == SETTINGS[name].default
 

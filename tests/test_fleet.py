@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -108,31 +109,45 @@ def free_port():
 
 
 class Etcd:
-    """An etcd process on loopback."""
+    """An etcd process on loopback, with TLS where it is given (CA, certificate, key)."""
 
-    def __init__(self, folder):
-        self.folder, self.port, self.peer_port, self.process = folder, free_port(), free_port(), None
+    def __init__(self, folder, tls=None):
+        self.folder, self.port, self.peer_port, self.tls, self.process = folder, free_port(), free_port(), tls, None
         self.address = f"127.0.0.1:{self.port}"
 
     def start(self):
-        client, peer = f"http://{self.address}", f"http://127.0.0.1:{self.peer_port}"
+        client, peer = f"{'https' if self.tls else 'http'}://{self.address}", f"http://127.0.0.1:{self.peer_port}"
+        options = {
+            "data-dir": self.folder / "data",
+            "listen-client-urls": client,
+            "advertise-client-urls": client,
+            "listen-peer-urls": peer,
+            "initial-advertise-peer-urls": peer,
+            "initial-cluster": f"default={peer}",
+        }
+        if self.tls:
+            ca, cert, key = self.tls
+            options |= {"trusted-ca-file": ca, "cert-file": cert, "key-file": key, "client-cert-auth": "true"}
         with self.folder.joinpath("log").open("ab") as log:
             self.process = subprocess.Popen(
-                [
-                    "etcd", "--data-dir", self.folder / "data", "--listen-client-urls", client,
-                    "--advertise-client-urls", client, "--listen-peer-urls", peer,
-                    "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}",
-                ],
+                ["etcd", *(f"--{name}={value}" for name, value in options.items())],
                 stdout=log,
                 stderr=log,
+                # What is no amd64 has to be asked for.
                 env={**os.environ, "ETCD_UNSUPPORTED_ARCH": "arm64"},
-            )  # fmt: skip
+            )
         assert soon(self.healthy, 30), self.folder.joinpath("log").read_text()[-2000:]
 
     def healthy(self):
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        context = None
+        if self.tls:
+            ca, cert, key = self.tls
+            context = ssl.create_default_context(cafile=ca)
+            context.load_cert_chain(cert, key)
+        handler = urllib.request.HTTPSHandler(context=context) if context else urllib.request.HTTPHandler()
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), handler)
         try:
-            with opener.open(f"http://{self.address}/health", timeout=1) as answer:
+            with opener.open(f"{'https' if self.tls else 'http'}://{self.address}/health", timeout=1) as answer:
                 return b"true" in answer.read()
         except OSError:
             return False
@@ -142,11 +157,15 @@ class Etcd:
         self.process.wait(SECONDS)
 
 
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory):
+def needs_etcd():
     pytest.importorskip("etcd3gw", reason="etcd3gw is not installed: pip install 'cachefw[etcd]'")
     if shutil.which("etcd") is None:
         pytest.skip("etcd is not installed: apt-get install etcd-server; names in etcd are NOT TESTED")
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory):
+    needs_etcd()
     running = Etcd(tmp_path_factory.mktemp("etcd"))
     running.start()
     yield running
@@ -270,9 +289,7 @@ def test_what_is_no_entry_is_refused(directory):
 
 
 def test_an_etcd_that_is_away_is_an_error_and_comes_back(tmp_path, caplog):
-    pytest.importorskip("etcd3gw")
-    if shutil.which("etcd") is None:
-        pytest.skip("etcd is not installed: apt-get install etcd-server")
+    needs_etcd()
     from cachefw.etcd import EtcdDirectory
 
     running = Etcd(tmp_path)
@@ -291,6 +308,30 @@ def test_an_etcd_that_is_away_is_an_error_and_comes_back(tmp_path, caplog):
                 assert soon(lambda: "directory.kept" in told())
             assert ours.find("a").address == "127.0.0.1:1"
             running.kill()
+    finally:
+        running.kill()
+
+
+def test_an_etcd_that_demands_certificates(tmp_path):
+    needs_etcd()
+    trustme = pytest.importorskip("trustme")
+    from cachefw.etcd import EtcdDirectory
+
+    ca = trustme.CA()
+    issued = ca.issue_cert("127.0.0.1", "localhost")
+    paths = [str(tmp_path / name) for name in ("ca.pem", "cert.pem", "key.pem")]
+    ca.cert_pem.write_to_path(paths[0])
+    issued.cert_chain_pems[0].write_to_path(paths[1])
+    issued.private_key_pem.write_to_path(paths[2])
+    running = Etcd(tmp_path, paths)
+    running.start()
+    try:
+        with EtcdDirectory(running.address, ttl=2, tls=tuple(paths)) as ours:
+            ours.announce("a", Entry("127.0.0.1:1"))
+            assert ours.find("a").address == "127.0.0.1:1"
+        with EtcdDirectory(running.address) as plain, pytest.raises(BrokenError) as caught:
+            plain.names()
+        assert caught.value.code.startswith("directory.")
     finally:
         running.kill()
 
