@@ -24,6 +24,7 @@ from cachefw.config import SETTINGS
 from cachefw.core_rules import CACHE_RULES, MEMORY_RULES
 from cachefw.diagnostics import everything
 from cachefw.doctor import host_checks
+from cachefw.integrations.vllm.settings import Settings
 from cachefw.plugins import catalogue
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -132,6 +133,16 @@ def test_links_lead_somewhere(page: Path) -> None:
         # The core's sdist brings no other distribution.
         elsewhere = OTHERS.intersection(path.parents) and not (ROOT / "runtimes").exists()
         assert "://" in target or elsewhere or path.exists(), f"{page.name} links to {target}"
+
+
+def test_the_page_about_vllm_has_each_setting_of_the_connector() -> None:
+    page = (DOCS / "serving-with-vllm.md").read_text()
+    shown = dict(re.findall(r"^\| `(\w+)` \| ?(.*?) ?\| .+ \|$", page, re.MULTILINE))
+    fields = {field.name: field.default for field in attrs.fields(Settings)}
+    assert sorted(shown) == sorted(fields)
+    for name, default in fields.items():
+        if isinstance(default, (str, float)):
+            assert shown[name].strip("`") == (default if isinstance(default, str) else f"{default:g}")
 
 
 def rows_of(owner: str) -> list[tuple[str, str, str]]:
