@@ -123,6 +123,20 @@ def test_layers_are_written_while_others_are_computed(fresh, wanted, where):
     until(lambda: released(prefill), 1.5)
 
 
+def test_prompts_that_share_a_beginning_are_written_whole(fresh, where):
+    prefill, decode = fresh
+    # Scheduled in one step: the second finds the first one's blocks in the prefix cache before they are computed.
+    prompts = [BASE, BASE + "and more", BASE * 8, BASE * 8 + "and more", BASE * 8 + "or less"]
+    plain, _ = decode.generate(prompts, TOKENS)
+    decode.forget()
+    there, here = early(where, [f"shared-{i}" for i in range(len(prompts))])
+    decode.ask(prompts, TOKENS, here)
+    until(lambda: prefill.waiting() == len(prompts))
+    prefill.generate(prompts, 1, there)
+    assert decode.answer()[0] == plain
+    until(lambda: released(prefill), 1.5)
+
+
 def test_a_request_that_came_first_is_caught_up_with(fresh, wanted, where):
     prefill, decode = fresh
     there, here = early(where, ["late-a", "late-b"])

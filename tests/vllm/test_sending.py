@@ -85,8 +85,8 @@ class Parts:
             assert time.monotonic() < end
             time.sleep(0.005)
 
-    def step(self, name, before, after, blocks, total=12, transfer="t", preempted=(), dropped=()):
-        self.sends.step({name: Computing(transfer, "", (blocks,), before, after, total)}, preempted, dropped)
+    def step(self, name, after, blocks, total=12, transfer="t", preempted=(), dropped=()):
+        self.sends.step({name: Computing(transfer, "", (blocks,), after, total)}, preempted, dropped)
 
     def compute(self):
         for i in range(LAYERS):
@@ -120,7 +120,7 @@ PAIRS = [(0, 0, 7), (0, 1, 8), (0, 2, 9)]
 
 def test_a_layer_is_there_before_the_next_is_computed(parts):
     parts.want("@t", PAIRS)
-    parts.step("r", 0, 12, [3, 1, 2])
+    parts.step("r", 12, [3, 1, 2])
     parts.attached("r")
     parts.sends.layer("layer 0", None)
     end = time.monotonic() + 20
@@ -137,20 +137,32 @@ def test_a_layer_is_there_before_the_next_is_computed(parts):
 
 def test_only_full_blocks_are_written_before_the_prompt_is_whole(parts):
     parts.want("@t", PAIRS)
-    parts.step("r", 0, 7, [3, 1, 2], total=10)
+    parts.step("r", 7, [3, 1, 2], total=10)
     parts.attached("r")
     parts.compute()
     end = time.monotonic() + 20
     while parts.landed() != {7: 3}:
         assert time.monotonic() < end
-    parts.step("r", 7, 10, [3, 1, 2], total=10)
+    parts.step("r", 10, [3, 1, 2], total=10)
+    parts.compute()
+    assert isinstance(parts.answers()[0], words.Done)
+    assert parts.landed() == {7: 3, 8: 1, 9: 2}
+
+
+def test_what_another_request_computes_in_the_same_step_is_not_written_before(parts):
+    # The first block was found in the prefix cache, where the engine enters blocks before they are computed.
+    parts.want("@t", PAIRS)
+    parts.writer.layers[:, 3] = 1
+    parts.step("r", 12, [3, 1, 2])
+    parts.attached("r")
+    parts.writer.layers[:, 3] = 103
     parts.compute()
     assert isinstance(parts.answers()[0], words.Done)
     assert parts.landed() == {7: 3, 8: 1, 9: 2}
 
 
 def test_one_that_comes_between_two_layers_gets_all(parts):
-    parts.step("r", 4, 12, [3, 1, 2])
+    parts.step("r", 12, [3, 1, 2])
     parts.sends.layer("layer 0", None)
     parts.want("@t", PAIRS)
     parts.attached("r")
@@ -163,13 +175,13 @@ def test_one_that_comes_between_two_layers_gets_all(parts):
 
 def test_a_preempted_request_is_written_anew_from_its_new_blocks(parts):
     parts.want("@t", PAIRS)
-    parts.step("r", 0, 8, [3, 1], total=12)
+    parts.step("r", 8, [3, 1], total=12)
     parts.attached("r")
     parts.compute()
     parts.sends.step({}, ["r"], [])
     # Somebody else has the blocks now.
     parts.writer.layers[:, [3, 1]] = 1
-    parts.step("r", 0, 12, [10, 11, 12])
+    parts.step("r", 12, [10, 11, 12])
     parts.compute()
     assert isinstance(parts.answers()[0], words.Done)
     assert parts.landed() == {7: 10, 8: 11, 9: 12}
@@ -177,7 +189,7 @@ def test_a_preempted_request_is_written_anew_from_its_new_blocks(parts):
 
 def test_a_request_that_ends_before_it_is_whole_is_refused(parts):
     parts.want("@t", PAIRS)
-    parts.step("r", 0, 8, [3, 1, 2])
+    parts.step("r", 8, [3, 1, 2])
     parts.attached("r")
     parts.compute()
     parts.sends.step({}, [], ["r"])
@@ -192,10 +204,10 @@ def test_a_request_that_ends_before_it_is_whole_is_refused(parts):
 def test_two_who_want_the_same_request_both_get_it(parts):
     parts.want("@t", PAIRS, token=1)
     parts.want("r", [(0, 2, 4)], token=2)
-    parts.step("r", 0, 12, [3, 1, 2])
+    parts.step("r", 12, [3, 1, 2])
     parts.attached("r")
     parts.compute()
-    parts.sends.keep("r", Computing("t", "", ([3, 1, 2],), 12, 12, 12))
+    parts.sends.keep("r", Computing("t", "", ([3, 1, 2],), 12, 12))
     assert {type(answer) for answer in parts.answers(2)} == {words.Done}
     assert parts.landed() == {4: 2, 7: 3, 8: 1, 9: 2}
     assert parts.over == ["r"]
@@ -206,13 +218,13 @@ def test_stopping_is_answered_whatever_the_state(parts):
     parts.link.notify(words.encode(words.Stop(5)))
     assert parts.answers()[0].reason == "it was cancelled"
     parts.want("@t", PAIRS, token=6)
-    parts.step("r", 0, 8, [3, 1, 2])
+    parts.step("r", 8, [3, 1, 2])
     parts.attached("r")
     parts.link.notify(words.encode(words.Stop(6)))
     assert parts.answers()[0] == words.Failed(6, "it was cancelled")
     # Nothing comes of it any more.
     before = parts.landed()
-    parts.step("r", 8, 12, [3, 1, 2])
+    parts.step("r", 12, [3, 1, 2])
     parts.compute()
     assert parts.landed() == before
 
@@ -229,7 +241,7 @@ def test_stopping_is_answered_whatever_the_state(parts):
     ],
 )
 def test_what_cannot_be_written_is_refused_with_the_reason(parts, pairs, reason):
-    parts.sends.keep("r", Computing("", "", ([3, 1, 2],), 12, 12, 12))
+    parts.sends.keep("r", Computing("", "", ([3, 1, 2],), 12, 12))
     parts.want("r", pairs, slot=1)
     (answer,) = parts.answers()
     assert reason in answer.reason
@@ -238,7 +250,7 @@ def test_what_cannot_be_written_is_refused_with_the_reason(parts, pairs, reason)
 
 
 def test_a_list_that_is_no_list_is_refused(parts):
-    parts.sends.keep("r", Computing("", "", ([3, 1, 2],), 12, 12, 12))
+    parts.sends.keep("r", Computing("", "", ([3, 1, 2],), 12, 12))
     parts.link.notify(words.encode(words.Want(1, "r", 1, 1, "", b"12345", False)))
     assert "cannot be read" in parts.answers()[0].reason
 
@@ -254,13 +266,13 @@ def test_a_want_of_many_blocks_comes_in_parts(parts):
         parts.link.notify(words.encode(words.Want(1, "r", 1, 1, "", part.pairs, True)))
     for part in words.wants(1, "r", 1, 1, "", PAIRS[2:]):
         parts.link.notify(words.encode(part))
-    parts.sends.keep("r", Computing("", "", ([3, 1, 2],), 12, 12, 12))
+    parts.sends.keep("r", Computing("", "", ([3, 1, 2],), 12, 12))
     assert isinstance(parts.answers()[0], words.Done)
     assert parts.landed() == {7: 3, 8: 1, 9: 2}
 
 
 def test_what_a_window_has_left_behind_is_not_written(parts):
-    parts.sends.keep("r", Computing("", "", ([0, 1, 2],), 12, 12, 12))
+    parts.sends.keep("r", Computing("", "", ([0, 1, 2],), 12, 12))
     parts.want("r", PAIRS, slot=1)
     assert isinstance(parts.answers()[0], words.Done)
     assert parts.landed() == {8: 1, 9: 2}
@@ -280,7 +292,7 @@ def test_nobody_waits_for_ever_for_a_request_that_does_not_come():
 
 def test_one_that_is_let_go_while_it_is_written_is_refused_and_not_done(parts):
     parts.want("@t", PAIRS)
-    parts.step("r", 0, 8, [3, 1, 2])
+    parts.step("r", 8, [3, 1, 2])
     parts.attached("r")
     parts.sends.forget("r")
     (answer,) = parts.answers()

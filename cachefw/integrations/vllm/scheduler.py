@@ -212,7 +212,7 @@ class Scheduler:
         if self._push:
             blocks = tuple(list(group) for group in groups)
             transfer = "" if early is None else early[1]
-            self._step.whole[request.request_id] = Computing(transfer, prompt, blocks, total, total, total)
+            self._step.whole[request.request_id] = Computing(transfer, prompt, blocks, total, total)
         computed = request.num_computed_tokens
         return True, exchange.offer(self._engine, request.request_id, groups, computed, self._workers, prompt, hold)
 
@@ -242,7 +242,7 @@ class Scheduler:
             # The request does not count what this step computes yet.
             before, total = request.num_computed_tokens, request.num_prompt_tokens
             if before < total:
-                self._step.computing[name] = Computing(transfer, prompt, blocks, before, before + more, total)
+                self._step.computing[name] = Computing(transfer, prompt, blocks, before + more, total)
         now = time.monotonic()
         for name, (remote, due) in self._waiting.items():
             if due <= now:

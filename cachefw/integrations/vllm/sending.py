@@ -96,7 +96,7 @@ class Sends:
                 if source is None:
                     source = self._add(name, one)
                 source.blocks = [np.asarray(group, np.int64) for group in one.blocks]
-                source.ready, source.coming, source.passed = one.before, one.after, set()
+                source.coming, source.passed = one.after, set()
                 self._running.append(name)
 
     def layer(self, layer_name: str, event: Any) -> None:
@@ -162,7 +162,8 @@ class Sends:
 
     def _add(self, name: str, one: Computing) -> Source:
         names = (name, "@" + one.transfer) if one.transfer else (name,)
-        source = Source(names, one.prompt, [], one.before, one.after, one.total)
+        # Blocks that were found in the prefix cache may be another request's, which this very step computes.
+        source = Source(names, one.prompt, [], 0, one.after, one.total)
         source.blocks = [np.asarray(group, np.int64) for group in one.blocks]
         self._sources[name] = source
         for called in names:

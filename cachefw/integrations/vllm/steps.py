@@ -47,15 +47,13 @@ class Computing:
         transfer: What others call it before it has ended; "" when nobody does.
         prompt: Digest of its prompt.
         blocks: By group of layers, in order of the tokens.
-        before: Tokens that were computed before the step.
-        after: Tokens that will have been after it.
+        after: Tokens that will have been computed after the step.
         total: Tokens of the prompt.
     """
 
     transfer: str
     prompt: str
     blocks: tuple[list[int], ...]
-    before: int
     after: int
     total: int
 
