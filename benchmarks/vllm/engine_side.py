@@ -8,32 +8,11 @@ from typing import Any
 
 import msgspec
 
-_seen: list[tuple[int, float]] = []
-
 
 def _worker() -> Any:
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     return get_kv_transfer_group()._worker
-
-
-def time_loads(_engine: Any) -> None:
-    """Note bytes and seconds of each load from now on: from its post until the engine heard that it was over."""
-    outcomes = _worker()._outcomes
-    count = outcomes.loaded
-
-    def loaded(nbytes: int, pieces: int, seconds: float) -> None:
-        _seen.append((nbytes, seconds))
-        count(nbytes, pieces, seconds)
-
-    outcomes.loaded = loaded
-
-
-def loads(_engine: Any) -> list[tuple[int, float]]:
-    """What was noted since the last call."""
-    got = _seen[:]
-    _seen.clear()
-    return got
 
 
 def bare_pull(_engine: Any, params: dict[str, Any]) -> float:

@@ -127,13 +127,13 @@ def tokens(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def transfer(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """In turns: a load, from its post until the engine has heard that it is over; and the bare call, same blocks."""
+    """In turns: a load, from its post until it is known to be whole; and the bare call, same blocks."""
     rows: list[list[Any]] = [["mode", "MB", "load ms", "25-75 %", "bare ms", "25-75 %", "load / bare"]]
     found: dict[str, Any] = {"figure": "transfer", "rounds": options.rounds, "bound": 1.5, "good": True}
     for mode in options.modes:
         with Engines(folder / mode, WIDE, kv_cache_memory_bytes=160 * 2**20) as engines:
             prefill, decode = pair(engines, mode)
-            decode.call(engine_side.time_loads)
+            decode.time_loads()
             loads, bare, size = [], [], 0
             # Until every block of both has been used once: first touches of fresh pages are not what is measured.
             for number in range(options.rounds + WARM):
@@ -142,7 +142,7 @@ def transfer(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 # Whichever is second finds the source in the processor's caches.
                 before = decode.call(engine_side.bare_pull, params[0]) if number % 2 else None
                 decode.generate(prompts, 1, copy.deepcopy(params))
-                ((size, seconds),) = decode.call(engine_side.loads)
+                ((size, seconds),) = decode.loads()
                 decode.forget()
                 other = before or decode.call(engine_side.bare_pull, params[0])
                 if number >= WARM:
@@ -169,7 +169,7 @@ def ttft(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         single = engines.start("single")
         prefill, decode = pair(engines, options.modes[0])
         single.ready()
-        decode.call(engine_side.time_loads)
+        decode.time_loads()
         one, two, there, moved, length = [], [], [], [], 0
         for number in range(options.rounds + WARM):
             text = [prompt(number, 1750)]
@@ -185,7 +185,7 @@ def ttft(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 half = time.perf_counter() - begin
                 decode.generate(text, 1, params)
                 whole = time.perf_counter() - begin
-                ((_, seconds),) = decode.call(engine_side.loads)
+                ((_, seconds),) = decode.loads()
                 return whole, half, seconds, params[0]["remote_num_tokens"]
 
             if number % 2:

@@ -34,17 +34,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def start(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
-    """Starts instances; all are stopped at the end."""
+    """Starts instances, of the tiny model or of that in a folder; all are stopped at the end."""
     from instance import Instance
 
-    folder = tmp_path_factory.mktemp("logs")
+    logs = tmp_path_factory.mktemp("logs")
     made = []
 
-    def start(name: str, role: str | None = None, settings: dict[str, Any] | None = None, **engine: Any) -> Instance:
+    def start(
+        name: str,
+        role: str | None = None,
+        settings: dict[str, Any] | None = None,
+        folder: Path | None = None,
+        **engine: Any,
+    ) -> Instance:
         transfer = None
         if role is not None:
             transfer = {**CONNECTOR, "kv_role": role, "kv_connector_extra_config": settings or {}}
-        instance = Instance(folder, name, model, transfer, **engine)
+        instance = Instance(logs, name, folder or model, transfer, **engine)
         made.append(instance)
         return instance
 

@@ -78,6 +78,27 @@ def serve(connection: Any, log: str, model: str, transfer: Mapping[str, Any] | N
     os._exit(0)
 
 
+#: What `_time_loads` has noted.
+_loads: list[tuple[int, float]] = []
+
+
+def _time_loads(_llm: Any) -> None:
+    outcomes = _worker()._outcomes
+    count = outcomes.loaded
+
+    def loaded(nbytes: int, pieces: int, seconds: float) -> None:
+        _loads.append((nbytes, seconds))
+        count(nbytes, pieces, seconds)
+
+    outcomes.loaded = loaded
+
+
+def _timed(_llm: Any) -> list[tuple[int, float]]:
+    got = _loads[:]
+    _loads.clear()
+    return got
+
+
 def _like_a_server(core: Any, step: Callable[[], Any]) -> Callable[[], Any]:
     """A step that ends as it does in a server: with a short sleep where nothing was to be computed."""
 
@@ -195,6 +216,14 @@ class Instance:
     def pushes(self) -> list[tuple[range, int, bool]]:
         """What it has written since the last call: tensors, how many blocks, and whether a step was computing."""
         return list(self.call(_noted))
+
+    def time_loads(self) -> None:
+        """Have it note its loads."""
+        self.call(_time_loads)
+
+    def loads(self) -> list[tuple[int, float]]:
+        """What it has loaded since the last call: bytes, and seconds from the post until it was known to be whole."""
+        return list(self.call(_timed))
 
     def waiting(self) -> int:
         """How many requests others want of it that have not come."""
