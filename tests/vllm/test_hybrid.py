@@ -34,7 +34,9 @@ def gemma(tmp_path_factory):
         bos_token_id=0,
         eos_token_id=1,
         pad_token_id=2,
-        initializer_range=0.2,
+        # Gemma scales what it embeds, which would drown the rest; tied, it would repeat the last token.
+        initializer_range=0.05,
+        tie_word_embeddings=False,
     )
     Gemma3ForCausalLM(config).to(torch.float32).save_pretrained(folder)
     return folder
