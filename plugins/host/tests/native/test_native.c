@@ -76,7 +76,7 @@ static void test_batch_refusals(void)
     CHECK_EQUAL(cfw_batch_create(&part, 1, &batch), -EOVERFLOW);
     part.length = NULL;
     CHECK_EQUAL(cfw_batch_create(&part, 1, &batch), -EINVAL);
-    part.op = 4, part.count = 0;
+    part.op = CFW_NET_WRITE + 1, part.count = 0;
     CHECK_EQUAL(cfw_batch_create(&part, 1, &batch), -EINVAL);
     CHECK_EQUAL(cfw_batch_create(NULL, 1, &batch), -EINVAL);
     CHECK(batch == (cfw_batch *)&address);

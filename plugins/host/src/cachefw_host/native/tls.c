@@ -8,28 +8,36 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/socket.h>
 
 /* Facts of OpenSSL's ABI, which is stable throughout version 3. */
 typedef struct ssl_ctx_st     SSL_CTX;
 typedef struct ssl_st         SSL;
 typedef struct ssl_session_st SSL_SESSION;
 typedef struct evp_md_st      EVP_MD;
+typedef struct bio_st         BIO;
+typedef struct bio_method_st  BIO_METHOD;
 
 enum {
     SSL_ERROR_WANT_READ           = 2,
     SSL_ERROR_WANT_WRITE          = 3,
     SSL_ERROR_SYSCALL             = 5,
     SSL_ERROR_ZERO_RETURN         = 6,
-    SSL_CTRL_MODE                 = 33,
     SSL_CTRL_SET_READ_AHEAD       = 41,
     SSL_CTRL_SET_MIN_PROTO        = 123,
-    SSL_MODE_PARTIAL_WRITE        = 1,
-    SSL_MODE_MOVING_WRITE_BUFFER  = 2,
+    BIO_CTRL_FLUSH                = 11,
+    BIO_TYPE_SOURCE_SINK          = 0x400,
     TLS1_3                        = 0x0304
 };
 
-/* Several records are read in one call of the kernel. */
+/* Several records are read in one call of the kernel, and sent in one. */
 #define READ_BUFFER (256u << 10)
+#define SEND_BUFFER (128u << 10)
+/* The most that one record holds, and more than it is larger by on the wire. */
+#define RECORD   (16u << 10)
+#define OVERHEAD 64u
+/* Always left in the buffer for what the protocol itself has to say. */
+#define RESERVE (4u << 10)
 
 typedef int (*use_callback)(SSL *, const EVP_MD *, const unsigned char **, size_t *, SSL_SESSION **);
 typedef int (*find_callback)(SSL *, const unsigned char *, size_t, SSL_SESSION **);
@@ -47,6 +55,7 @@ static struct {
     SSL *(*SSL_new)(SSL_CTX *);
     void (*SSL_free)(SSL *);
     int (*SSL_set_fd)(SSL *, int);
+    void (*SSL_set0_wbio)(SSL *, BIO *);
     int (*SSL_set_ex_data)(SSL *, int, void *);
     void *(*SSL_get_ex_data)(const SSL *, int);
     void (*SSL_set_connect_state)(SSL *);
@@ -64,18 +73,31 @@ static struct {
     int (*SSL_SESSION_set_cipher)(SSL_SESSION *, const void *);
     int (*SSL_SESSION_set_protocol_version)(SSL_SESSION *, int);
     void (*ERR_clear_error)(void);
+    BIO_METHOD *(*BIO_meth_new)(int, const char *);
+    void (*BIO_meth_free)(BIO_METHOD *);
+    int (*BIO_meth_set_write)(BIO_METHOD *, int (*)(BIO *, const char *, int));
+    int (*BIO_meth_set_ctrl)(BIO_METHOD *, long (*)(BIO *, int, long, void *));
+    BIO *(*BIO_new)(const BIO_METHOD *);
+    void (*BIO_set_data)(BIO *, void *);
+    void *(*BIO_get_data)(BIO *);
+    void (*BIO_set_init)(BIO *, int);
 } openssl;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static SSL_CTX       *context;
+static BIO_METHOD    *gathering;
 static int            missing = -ENOSYS;
 
 struct cfw_tls {
-    SSL    *ssl;
-    bool    ready;   /* the handshake is done */
-    bool    writes;  /* the handshake needs the socket to be writable */
-    bool    drained; /* no whole record is left of what was read */
-    uint8_t key[CFW_TLS_KEY];
+    SSL     *ssl;
+    int      fd;
+    bool     ready;   /* the handshake is done */
+    bool     writes;  /* the handshake needs the socket to be writable */
+    bool     drained; /* no whole record is left of what was read */
+    uint8_t  key[CFW_TLS_KEY];
+    uint64_t owed;    /* bytes in the records below that the caller does not know of yet */
+    uint32_t sent, size; /* of the records that go out together */
+    uint8_t  out[SEND_BUFFER];
 };
 
 static const unsigned char identity[] = "cachefw";
@@ -116,17 +138,39 @@ static int find_session(SSL *ssl, const unsigned char *name, size_t size, SSL_SE
     return !known || *session_p != NULL;
 }
 
+/* OpenSSL's way out: records gather here, and leave by flush(). */
+static int put(BIO *bio, const char *from, int size)
+{
+    cfw_tls *tls = openssl.BIO_get_data(bio);
+
+    if (size < 0 || (uint32_t)size > sizeof(tls->out) - tls->size) {
+        return -1;
+    }
+    memcpy(tls->out + tls->size, from, (size_t)size);
+    tls->size += (uint32_t)size;
+    return size;
+}
+
+static long control(BIO *bio, int command, long number, void *pointer)
+{
+    (void)bio;
+    (void)number;
+    (void)pointer;
+    return command == BIO_CTRL_FLUSH;
+}
+
 static void open_library(void)
 {
     static const char *const names[] = {
         "TLS_method", "SSL_CTX_new", "SSL_CTX_free", "SSL_CTX_ctrl", "SSL_CTX_set_ciphersuites",
         "SSL_CTX_set_num_tickets", "SSL_CTX_set_default_read_buffer_len",
         "SSL_CTX_set_psk_use_session_callback", "SSL_CTX_set_psk_find_session_callback", "SSL_new",
-        "SSL_free", "SSL_set_fd", "SSL_set_ex_data", "SSL_get_ex_data", "SSL_set_connect_state",
+        "SSL_free", "SSL_set_fd", "SSL_set0_wbio", "SSL_set_ex_data", "SSL_get_ex_data", "SSL_set_connect_state",
         "SSL_set_accept_state", "SSL_do_handshake", "SSL_session_reused", "SSL_read_ex", "SSL_write_ex",
         "SSL_get_error", "SSL_has_pending", "SSL_CIPHER_find", "SSL_SESSION_new", "SSL_SESSION_free",
         "SSL_SESSION_set1_master_key", "SSL_SESSION_set_cipher", "SSL_SESSION_set_protocol_version",
-        "ERR_clear_error"};
+        "ERR_clear_error", "BIO_meth_new", "BIO_meth_free", "BIO_meth_set_write", "BIO_meth_set_ctrl",
+        "BIO_new", "BIO_set_data", "BIO_get_data", "BIO_set_init"};
     /* The one that Python has loaded, if it has; it stays open. */
     void *library = dlopen("libssl.so.3", RTLD_NOW | RTLD_LOCAL);
 
@@ -143,17 +187,22 @@ static void open_library(void)
     if (library == NULL) {
         return;
     }
+    gathering = openssl.BIO_meth_new(BIO_TYPE_SOURCE_SINK, "cachefw");
+    if (gathering == NULL) {
+        return;
+    }
     context = openssl.SSL_CTX_new(openssl.TLS_method());
     if (context == NULL) {
+        openssl.BIO_meth_free(gathering);
         return;
     }
-    if (!openssl.SSL_CTX_ctrl(context, SSL_CTRL_SET_MIN_PROTO, TLS1_3, NULL) ||
+    if (!openssl.BIO_meth_set_write(gathering, put) || !openssl.BIO_meth_set_ctrl(gathering, control) ||
+        !openssl.SSL_CTX_ctrl(context, SSL_CTRL_SET_MIN_PROTO, TLS1_3, NULL) ||
         !openssl.SSL_CTX_set_ciphersuites(context, "TLS_AES_128_GCM_SHA256")) {
         openssl.SSL_CTX_free(context);
+        openssl.BIO_meth_free(gathering);
         return;
     }
-    openssl.SSL_CTX_ctrl(context, SSL_CTRL_MODE,
-                         SSL_MODE_PARTIAL_WRITE | SSL_MODE_MOVING_WRITE_BUFFER, NULL);
     openssl.SSL_CTX_ctrl(context, SSL_CTRL_SET_READ_AHEAD, 1, NULL);
     openssl.SSL_CTX_set_default_read_buffer_len(context, READ_BUFFER);
     openssl.SSL_CTX_set_num_tickets(context, 0);
@@ -171,6 +220,7 @@ int cfw_tls_probe(void)
 int cfw_tls_create(int fd, const uint8_t *key, bool accepts, cfw_tls **tls_p)
 {
     cfw_tls *tls;
+    BIO     *bio;
     int      status = cfw_tls_probe();
 
     if (status != 0) {
@@ -180,6 +230,7 @@ int cfw_tls_create(int fd, const uint8_t *key, bool accepts, cfw_tls **tls_p)
     if (tls == NULL) {
         return -ENOMEM;
     }
+    tls->fd = fd;
     memcpy(tls->key, key, CFW_TLS_KEY);
     tls->ssl = openssl.SSL_new(context);
     if (tls->ssl == NULL || !openssl.SSL_set_fd(tls->ssl, fd) ||
@@ -187,6 +238,14 @@ int cfw_tls_create(int fd, const uint8_t *key, bool accepts, cfw_tls **tls_p)
         cfw_tls_destroy(tls);
         return -ENOMEM;
     }
+    bio = openssl.BIO_new(gathering);
+    if (bio == NULL) {
+        cfw_tls_destroy(tls);
+        return -ENOMEM;
+    }
+    openssl.BIO_set_data(bio, tls);
+    openssl.BIO_set_init(bio, 1);
+    openssl.SSL_set0_wbio(tls->ssl, bio);
     if (accepts) {
         openssl.SSL_set_accept_state(tls->ssl);
     } else {
@@ -239,9 +298,29 @@ static int64_t outcome(cfw_tls *tls, int returned)
     return tls->ready ? -EPROTO : -EKEYREJECTED;
 }
 
+/* Bytes of records sent (0: not now), or a negative errno. */
+static int64_t flush(cfw_tls *tls)
+{
+    ssize_t done;
+
+    if (tls->sent == tls->size) {
+        return 0;
+    }
+    done = send(tls->fd, tls->out + tls->sent, tls->size - tls->sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (done < 0) {
+        return errno == EAGAIN || errno == EINTR ? 0 : -errno;
+    }
+    tls->sent += (uint32_t)done;
+    if (tls->sent == tls->size) {
+        tls->sent = tls->size = 0;
+    }
+    return done;
+}
+
 int64_t cfw_tls_handshake(cfw_tls *tls)
 {
-    int done;
+    int64_t why = 1, flushed;
+    int     done;
 
     if (tls->ready) {
         return 1;
@@ -250,7 +329,16 @@ int64_t cfw_tls_handshake(cfw_tls *tls)
     errno = 0;
     done  = openssl.SSL_do_handshake(tls->ssl);
     if (done != 1) {
-        return outcome(tls, done);
+        why = outcome(tls, done);
+    }
+    /* The other end is told also what is wrong. */
+    flushed = flush(tls);
+    if (why < 0 || flushed < 0) {
+        return why < 0 ? why : flushed;
+    }
+    tls->writes = tls->size > 0;
+    if (why == 0 || tls->writes) {
+        return 0;
     }
     /* Never without the key: a certificate could not stand in for it. */
     if (!openssl.SSL_session_reused(tls->ssl)) {
@@ -262,37 +350,92 @@ int64_t cfw_tls_handshake(cfw_tls *tls)
     return 1;
 }
 
-int64_t cfw_tls_move(cfw_tls *tls, const struct iovec *vectors, int count, bool out)
+/* Encrypt what fits. */
+static int64_t seal(cfw_tls *tls, const struct iovec *vectors, int count)
 {
     uint64_t total = 0;
 
+    for (int index = 0; index < count; ++index) {
+        const char *at   = vectors[index].iov_base;
+        size_t      left = vectors[index].iov_len;
+
+        while (left > 0) {
+            size_t size = left < RECORD ? left : RECORD;
+            int    done;
+
+            if (sizeof(tls->out) - RESERVE - tls->size < size + OVERHEAD) {
+                return (int64_t)total;
+            }
+            done = openssl.SSL_write_ex(tls->ssl, at, size, &size);
+            if (done != 1) {
+                int64_t why = outcome(tls, done);
+
+                return why < 0 ? why : -EPROTO;
+            }
+            at    += size;
+            left  -= size;
+            total += size;
+        }
+    }
+    return (int64_t)total;
+}
+
+static int64_t send_some(cfw_tls *tls, const struct iovec *vectors, int count)
+{
+    int64_t done;
+
+    if (tls->owed == 0) {
+        done = seal(tls, vectors, count);
+        if (done < 0) {
+            return done;
+        }
+        tls->owed = (uint64_t)done;
+    }
+    done = flush(tls);
+    if (done < 0) {
+        return done;
+    }
+    /* Who sends goes on with the same bytes until the last of their records has left; a little
+     * is owed until then. */
+    if (tls->size > 0 && (uint64_t)done >= tls->owed) {
+        done = (int64_t)tls->owed - 1;
+    } else if (tls->size == 0) {
+        done = (int64_t)tls->owed;
+    }
+    tls->owed -= (uint64_t)done;
+    return done;
+}
+
+static int64_t receive_some(cfw_tls *tls, const struct iovec *vectors, int count)
+{
+    uint64_t total = 0;
+
+    tls->drained = false;
     for (int index = 0; index < count; ++index) {
         char  *at   = vectors[index].iov_base;
         size_t left = vectors[index].iov_len;
 
         while (left > 0) {
-            size_t  size = 0;
-            int     done;
-            int64_t why;
+            size_t size = 0;
+            int    done = openssl.SSL_read_ex(tls->ssl, at, left, &size);
 
-            openssl.ERR_clear_error();
-            errno = 0;
-            if (!out) {
-                tls->drained = false;
-            }
-            done  = out ? openssl.SSL_write_ex(tls->ssl, at, left, &size)
-                        : openssl.SSL_read_ex(tls->ssl, at, left, &size);
             if (done != 1) {
-                why = outcome(tls, done);
-                if (!out) {
-                    tls->drained = true;
-                }
+                int64_t why = outcome(tls, done);
+
+                tls->drained = true;
                 return total > 0 ? (int64_t)total : why;
             }
-            at         += size;
-            left       -= size;
-            total      += size;
+            at    += size;
+            left  -= size;
+            total += size;
         }
     }
     return (int64_t)total;
+}
+
+int64_t cfw_tls_move(cfw_tls *tls, const struct iovec *vectors, int count, bool out)
+{
+    openssl.ERR_clear_error();
+    errno = 0;
+    return out ? send_some(tls, vectors, count) : receive_some(tls, vectors, count);
 }
