@@ -4,6 +4,7 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <sys/socket.h>
 
 static void sleep_ms(long milliseconds)
 {
@@ -306,12 +307,71 @@ void test_streams(void)
     test_threads();
 }
 
+/* Through a socket that takes little at a time, from vectors of every size into others: no byte is lost, doubled or told of
+ * before its record has left. */
+static void test_narrow(void)
+{
+    enum { SIZE = 3 << 20, STEPS = 2000000 };
+    static const size_t sizes[] = {24, 1, 4096, 4096, 4096, 16384, 100, 16385, 300000, 16383, 2, 5, 70000};
+    char    *from = map_memory(SIZE), *to = map_memory(SIZE);
+    cfw_tls *ends[2];
+    uint64_t sent = 0, received = 0, partial = 0, empty = 0;
+    int      fds[2], little = 4096;
+
+    fill(from, SIZE, 9);
+    CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds), 0);
+    for (int end = 0; end < 2; ++end) {
+        CHECK_EQUAL(setsockopt(fds[end], SOL_SOCKET, SO_SNDBUF, &little, sizeof(little)), 0);
+        CHECK_EQUAL(cfw_tls_create(fds[end], some_key, end == 1, &ends[end]), 0);
+    }
+    for (int step = 0; !cfw_tls_ready(ends[0]) || !cfw_tls_ready(ends[1]); ++step) {
+        CHECK(step < 100);
+        CHECK(cfw_tls_handshake(ends[step % 2]) >= 0);
+    }
+    for (uint64_t step = 0; received < SIZE; ++step) {
+        struct iovec vectors[7];
+        int64_t      done;
+        bool         out   = step % 3 != 2 && sent < SIZE;
+        uint64_t     place = out ? sent : received, offered = 0;
+
+        CHECK(step < STEPS);
+        for (int index = 0; index < 7; ++index) {
+            /* Who sends offers the same bytes again, as from the same place. */
+            size_t size = sizes[((out ? sent : step) + (uint64_t)index) % (sizeof(sizes) / sizeof(sizes[0]))];
+
+            size           = size < SIZE - place - offered ? size : SIZE - place - offered;
+            vectors[index] = (struct iovec){(out ? from : to) + place + offered, size};
+            offered       += size;
+        }
+        done = cfw_tls_move(ends[!out], vectors, 7, out);
+        CHECK(done >= 0 && (uint64_t)done <= offered);
+        partial  += done > 0 && (uint64_t)done < offered;
+        empty    += done == 0;
+        sent     += out ? (uint64_t)done : 0;
+        received += out ? 0 : (uint64_t)done;
+        CHECK(received <= sent + (128u << 10));
+    }
+    CHECK_EQUAL(sent, SIZE);
+    CHECK(memcmp(from, to, SIZE) == 0);
+    CHECK(partial > 100 && empty > 100);
+    /* The end of the other side shows as one. */
+    cfw_tls_destroy(ends[0]);
+    close(fds[0]);
+    CHECK(cfw_tls_move(ends[1], &(struct iovec){to, 1}, 1, false) < 0);
+    CHECK(cfw_tls_move(ends[1], &(struct iovec){to, 1}, 1, true) < 0);
+    cfw_tls_destroy(ends[1]);
+    close(fds[1]);
+    munmap(from, SIZE);
+    munmap(to, SIZE);
+}
+
 void test_tls(void)
 {
     if (cfw_tls_probe() != 0) {
         printf("tls: NOT TESTED, as there is no OpenSSL 3 here\n");
         return;
     }
+    test_narrow();
     test_moves(some_key);
     test_keys();
 }

@@ -23,16 +23,17 @@ enum {
     SSL_ERROR_WANT_WRITE          = 3,
     SSL_ERROR_SYSCALL             = 5,
     SSL_ERROR_ZERO_RETURN         = 6,
-    SSL_CTRL_SET_READ_AHEAD       = 41,
     SSL_CTRL_SET_MIN_PROTO        = 123,
+    BIO_CTRL_EOF                  = 2,
     BIO_CTRL_FLUSH                = 11,
+    BIO_FLAGS_READ                = 1,
+    BIO_FLAGS_SHOULD_RETRY        = 8,
     BIO_TYPE_SOURCE_SINK          = 0x400,
     TLS1_3                        = 0x0304
 };
 
 /* Several records are read in one call of the kernel, and sent in one. */
-#define READ_BUFFER (256u << 10)
-#define SEND_BUFFER (128u << 10)
+#define BUFFER (128u << 10)
 /* The most that one record holds, and more than it is larger by on the wire. */
 #define RECORD   (16u << 10)
 #define OVERHEAD 64u
@@ -49,13 +50,11 @@ static struct {
     long (*SSL_CTX_ctrl)(SSL_CTX *, int, long, void *);
     int (*SSL_CTX_set_ciphersuites)(SSL_CTX *, const char *);
     int (*SSL_CTX_set_num_tickets)(SSL_CTX *, size_t);
-    void (*SSL_CTX_set_default_read_buffer_len)(SSL_CTX *, size_t);
     void (*SSL_CTX_set_psk_use_session_callback)(SSL_CTX *, use_callback);
     void (*SSL_CTX_set_psk_find_session_callback)(SSL_CTX *, find_callback);
     SSL *(*SSL_new)(SSL_CTX *);
     void (*SSL_free)(SSL *);
-    int (*SSL_set_fd)(SSL *, int);
-    void (*SSL_set0_wbio)(SSL *, BIO *);
+    void (*SSL_set_bio)(SSL *, BIO *, BIO *);
     int (*SSL_set_ex_data)(SSL *, int, void *);
     void *(*SSL_get_ex_data)(const SSL *, int);
     void (*SSL_set_connect_state)(SSL *);
@@ -75,17 +74,20 @@ static struct {
     void (*ERR_clear_error)(void);
     BIO_METHOD *(*BIO_meth_new)(int, const char *);
     void (*BIO_meth_free)(BIO_METHOD *);
+    int (*BIO_meth_set_read)(BIO_METHOD *, int (*)(BIO *, char *, int));
     int (*BIO_meth_set_write)(BIO_METHOD *, int (*)(BIO *, const char *, int));
     int (*BIO_meth_set_ctrl)(BIO_METHOD *, long (*)(BIO *, int, long, void *));
     BIO *(*BIO_new)(const BIO_METHOD *);
     void (*BIO_set_data)(BIO *, void *);
     void *(*BIO_get_data)(BIO *);
     void (*BIO_set_init)(BIO *, int);
+    void (*BIO_set_flags)(BIO *, int);
+    void (*BIO_clear_flags)(BIO *, int);
 } openssl;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static SSL_CTX       *context;
-static BIO_METHOD    *gathering;
+static BIO_METHOD    *socket_ends;
 static int            missing = -ENOSYS;
 
 struct cfw_tls {
@@ -97,7 +99,10 @@ struct cfw_tls {
     uint8_t  key[CFW_TLS_KEY];
     uint64_t owed;    /* bytes in the records below that the caller does not know of yet */
     uint32_t sent, size; /* of the records that go out together */
-    uint8_t  out[SEND_BUFFER];
+    uint32_t read, got;  /* of what came in together */
+    bool     ended;      /* nothing more will come */
+    uint8_t  out[BUFFER];
+    uint8_t  in[BUFFER];
 };
 
 static const unsigned char identity[] = "cachefw";
@@ -151,26 +156,55 @@ static int put(BIO *bio, const char *from, int size)
     return size;
 }
 
+/* Its way in. It could read ahead itself, but then moves all of that at each record. */
+static int get(BIO *bio, char *to, int size)
+{
+    cfw_tls *tls = openssl.BIO_get_data(bio);
+    uint32_t here;
+
+    openssl.BIO_clear_flags(bio, BIO_FLAGS_READ | BIO_FLAGS_SHOULD_RETRY);
+    if (tls->read == tls->got) {
+        ssize_t done = recv(tls->fd, tls->in, sizeof(tls->in), MSG_DONTWAIT);
+
+        if (done < 0 && (errno == EAGAIN || errno == EINTR)) {
+            openssl.BIO_set_flags(bio, BIO_FLAGS_READ | BIO_FLAGS_SHOULD_RETRY);
+        }
+        if (done <= 0) {
+            tls->ended = done == 0;
+            return (int)done;
+        }
+        tls->read = 0;
+        tls->got  = (uint32_t)done;
+    }
+    here = tls->got - tls->read;
+    here = here < (uint32_t)size ? here : (uint32_t)size;
+    memcpy(to, tls->in + tls->read, here);
+    tls->read += here;
+    return (int)here;
+}
+
 static long control(BIO *bio, int command, long number, void *pointer)
 {
-    (void)bio;
+    const cfw_tls *tls = openssl.BIO_get_data(bio);
+
     (void)number;
     (void)pointer;
-    return command == BIO_CTRL_FLUSH;
+    return command == BIO_CTRL_FLUSH || (command == BIO_CTRL_EOF && tls != NULL && tls->ended);
 }
 
 static void open_library(void)
 {
     static const char *const names[] = {
         "TLS_method", "SSL_CTX_new", "SSL_CTX_free", "SSL_CTX_ctrl", "SSL_CTX_set_ciphersuites",
-        "SSL_CTX_set_num_tickets", "SSL_CTX_set_default_read_buffer_len",
+        "SSL_CTX_set_num_tickets",
         "SSL_CTX_set_psk_use_session_callback", "SSL_CTX_set_psk_find_session_callback", "SSL_new",
-        "SSL_free", "SSL_set_fd", "SSL_set0_wbio", "SSL_set_ex_data", "SSL_get_ex_data", "SSL_set_connect_state",
+        "SSL_free", "SSL_set_bio", "SSL_set_ex_data", "SSL_get_ex_data", "SSL_set_connect_state",
         "SSL_set_accept_state", "SSL_do_handshake", "SSL_session_reused", "SSL_read_ex", "SSL_write_ex",
         "SSL_get_error", "SSL_has_pending", "SSL_CIPHER_find", "SSL_SESSION_new", "SSL_SESSION_free",
         "SSL_SESSION_set1_master_key", "SSL_SESSION_set_cipher", "SSL_SESSION_set_protocol_version",
-        "ERR_clear_error", "BIO_meth_new", "BIO_meth_free", "BIO_meth_set_write", "BIO_meth_set_ctrl",
-        "BIO_new", "BIO_set_data", "BIO_get_data", "BIO_set_init"};
+        "ERR_clear_error", "BIO_meth_new", "BIO_meth_free", "BIO_meth_set_read", "BIO_meth_set_write",
+        "BIO_meth_set_ctrl", "BIO_new", "BIO_set_data", "BIO_get_data", "BIO_set_init", "BIO_set_flags",
+        "BIO_clear_flags"};
     /* The one that Python has loaded, if it has; it stays open. */
     void *library = dlopen("libssl.so.3", RTLD_NOW | RTLD_LOCAL);
 
@@ -187,24 +221,23 @@ static void open_library(void)
     if (library == NULL) {
         return;
     }
-    gathering = openssl.BIO_meth_new(BIO_TYPE_SOURCE_SINK, "cachefw");
-    if (gathering == NULL) {
+    socket_ends = openssl.BIO_meth_new(BIO_TYPE_SOURCE_SINK, "cachefw");
+    if (socket_ends == NULL) {
         return;
     }
     context = openssl.SSL_CTX_new(openssl.TLS_method());
     if (context == NULL) {
-        openssl.BIO_meth_free(gathering);
+        openssl.BIO_meth_free(socket_ends);
         return;
     }
-    if (!openssl.BIO_meth_set_write(gathering, put) || !openssl.BIO_meth_set_ctrl(gathering, control) ||
+    if (!openssl.BIO_meth_set_read(socket_ends, get) || !openssl.BIO_meth_set_write(socket_ends, put) ||
+        !openssl.BIO_meth_set_ctrl(socket_ends, control) ||
         !openssl.SSL_CTX_ctrl(context, SSL_CTRL_SET_MIN_PROTO, TLS1_3, NULL) ||
         !openssl.SSL_CTX_set_ciphersuites(context, "TLS_AES_128_GCM_SHA256")) {
         openssl.SSL_CTX_free(context);
-        openssl.BIO_meth_free(gathering);
+        openssl.BIO_meth_free(socket_ends);
         return;
     }
-    openssl.SSL_CTX_ctrl(context, SSL_CTRL_SET_READ_AHEAD, 1, NULL);
-    openssl.SSL_CTX_set_default_read_buffer_len(context, READ_BUFFER);
     openssl.SSL_CTX_set_num_tickets(context, 0);
     openssl.SSL_CTX_set_psk_use_session_callback(context, use_session);
     openssl.SSL_CTX_set_psk_find_session_callback(context, find_session);
@@ -233,19 +266,18 @@ int cfw_tls_create(int fd, const uint8_t *key, bool accepts, cfw_tls **tls_p)
     tls->fd = fd;
     memcpy(tls->key, key, CFW_TLS_KEY);
     tls->ssl = openssl.SSL_new(context);
-    if (tls->ssl == NULL || !openssl.SSL_set_fd(tls->ssl, fd) ||
-        !openssl.SSL_set_ex_data(tls->ssl, 0, tls)) {
+    if (tls->ssl == NULL || !openssl.SSL_set_ex_data(tls->ssl, 0, tls)) {
         cfw_tls_destroy(tls);
         return -ENOMEM;
     }
-    bio = openssl.BIO_new(gathering);
+    bio = openssl.BIO_new(socket_ends);
     if (bio == NULL) {
         cfw_tls_destroy(tls);
         return -ENOMEM;
     }
     openssl.BIO_set_data(bio, tls);
     openssl.BIO_set_init(bio, 1);
-    openssl.SSL_set0_wbio(tls->ssl, bio);
+    openssl.SSL_set_bio(tls->ssl, bio, bio);
     if (accepts) {
         openssl.SSL_set_accept_state(tls->ssl);
     } else {
@@ -276,7 +308,7 @@ uint32_t cfw_tls_events(const cfw_tls *tls, uint32_t wanted)
         return wanted | (tls->writes ? EPOLLOUT : EPOLLIN);
     }
     /* What was read ahead makes no socket readable; one can always be written. */
-    return !tls->drained && openssl.SSL_has_pending(tls->ssl) ? wanted | EPOLLOUT : wanted;
+    return !tls->drained && (tls->read < tls->got || openssl.SSL_has_pending(tls->ssl)) ? wanted | EPOLLOUT : wanted;
 }
 
 /* 0 when it has to wait for the socket, else why it does not go on. */
@@ -350,32 +382,41 @@ int64_t cfw_tls_handshake(cfw_tls *tls)
     return 1;
 }
 
-/* Encrypt what fits. */
+/* Encrypt what fits. Small vectors share a record, whose cost is that of several kilobytes. */
 static int64_t seal(cfw_tls *tls, const struct iovec *vectors, int count)
 {
-    uint64_t total = 0;
+    uint64_t total  = 0;
+    size_t   offset = 0;
+    int      index  = 0;
 
-    for (int index = 0; index < count; ++index) {
-        const char *at   = vectors[index].iov_base;
-        size_t      left = vectors[index].iov_len;
+    while (index < count) {
+        uint8_t     shared[RECORD];
+        const void *from = (const char *)vectors[index].iov_base + offset;
+        size_t      left = vectors[index].iov_len - offset;
+        size_t      size = left < RECORD ? left : RECORD;
+        int         next = left > RECORD ? index : index + 1;
+        int         done;
 
-        while (left > 0) {
-            size_t size = left < RECORD ? left : RECORD;
-            int    done;
-
-            if (sizeof(tls->out) - RESERVE - tls->size < size + OVERHEAD) {
-                return (int64_t)total;
+        if (next < count && next > index && size + vectors[next].iov_len <= RECORD) {
+            memcpy(shared, from, size);
+            from = shared;
+            for (; next < count && size + vectors[next].iov_len <= RECORD; ++next) {
+                memcpy(shared + size, vectors[next].iov_base, vectors[next].iov_len);
+                size += vectors[next].iov_len;
             }
-            done = openssl.SSL_write_ex(tls->ssl, at, size, &size);
-            if (done != 1) {
-                int64_t why = outcome(tls, done);
-
-                return why < 0 ? why : -EPROTO;
-            }
-            at    += size;
-            left  -= size;
-            total += size;
         }
+        if (sizeof(tls->out) - RESERVE - tls->size < size + OVERHEAD) {
+            break;
+        }
+        done = openssl.SSL_write_ex(tls->ssl, from, size, &size);
+        if (done != 1) {
+            int64_t why = outcome(tls, done);
+
+            return why < 0 ? why : -EPROTO;
+        }
+        offset = next == index ? offset + size : 0;
+        index  = next;
+        total += size;
     }
     return (int64_t)total;
 }
