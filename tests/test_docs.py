@@ -6,7 +6,6 @@ import doctest
 import importlib
 import inspect
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,11 +13,9 @@ from pathlib import Path
 
 import attrs
 import pytest
-from click.testing import CliRunner
 
 from cachefw import hookspecs
 from cachefw.catalog import Entry
-from cachefw.cli import main
 from cachefw.cli.description import read
 from cachefw.config import SETTINGS
 from cachefw.core_rules import CACHE_RULES, MEMORY_RULES
@@ -250,18 +247,6 @@ def test_every_check_has_its_row() -> None:
     assert rows == list(names.items())
     for name in KNOWN.checks:
         assert f"`{name}`" in (DOCS / "doctor.md").read_text()
-
-
-@pytest.mark.parametrize("page", ["planning.md"])
-def test_commands_print_what_the_page_says(page: str) -> None:
-    """A line may say more; the lines of the page stand in the output, in one piece."""
-    blocks = re.findall(r"^```console\n\$ cachefw (.+)\n(.*?)```$", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
-    assert blocks
-    for command, printed in blocks:
-        if "hccs" in command and "hccs" not in catalogue.plugins():
-            pytest.skip("cachefw-hccs is not installed")
-        result = CliRunner(env={"COLUMNS": "80"}).invoke(main, shlex.split(command))
-        assert printed in result.output
 
 
 def test_the_description_of_the_page_is_one(tmp_path: Path) -> None:
