@@ -21,6 +21,30 @@ from cachefw.testing._usage import Usage
 # Helpers of these tests; with importlib mode their folder is on no path.
 sys.path.insert(0, str(Path(__file__).parent))
 
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out what takes long, unless `-m` speaks of it."""
+    if "long" in config.option.markexpr.replace("(", " ").replace(")", " ").split():
+        return
+    left_out = [item for item in items if item.get_closest_marker("long")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+@pytest.fixture
+def long_seconds(request):
+    """How long a test marked `long` goes on: `CACHEFW_LONG`, or ten minutes."""
+    seconds = float(os.environ.get("CACHEFW_LONG", "600"))
+    limit = float(request.config.getini("faulthandler_timeout") or 0)
+    if 0 < limit < seconds + 60:
+        pytest.fail(
+            f"it goes on for {seconds:g} s, and pytest is to end a test after {limit:g} s: "
+            f"add -o faulthandler_timeout={seconds + 300:g}"
+        )
+    return seconds
+
+
 MEMORY_PLUGIN = """
     from cachefw.hookspecs import hookimpl
     from cachefw.memory import MemoryKind

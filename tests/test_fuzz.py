@@ -1,7 +1,7 @@
 """Anything may come in at the control port: no crash, no hang, no memory beyond the limits, and the node stays well.
 
-``CACHEFW_FUZZ=SECONDS pytest -s -o faulthandler_timeout=0 tests/test_fuzz.py`` runs each for that long instead of a
-bounded number of inputs.
+``pytest -s -m long -o faulthandler_timeout=900 tests/test_fuzz.py`` runs each for ten minutes, or for ``CACHEFW_LONG``
+seconds, instead of a bounded number of inputs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ import cachefw
 from cachefw.links import auth, messages
 from cachefw.published import PublishedCache, PublishedMemory
 
-SECONDS = float(os.environ.get("CACHEFW_FUZZ", "0"))
 INPUTS = 200
 #: How much the process may grow by, whatever comes in.
 LIMIT = 48 * 2**20
@@ -36,7 +35,7 @@ SETTINGS = hypothesis.settings(
     max_examples=INPUTS,
     deadline=None,
     database=None,
-    derandomize=not SECONDS,
+    derandomize=True,
     suppress_health_check=list(hypothesis.HealthCheck),
 )
 
@@ -55,6 +54,8 @@ class Target:
     link: cachefw.Link
     faults: list[Any]
     began: float
+    #: How long to go on; 0 for a bounded number of inputs.
+    seconds: float = 0
     inputs: int = 0
     most: int = 0
 
@@ -73,17 +74,26 @@ class Target:
 
     def run(self, test: Any) -> None:
         """Once, or with one seed after the other: hypothesis remembers all inputs of one run."""
-        if not SECONDS:
+        if not self.seconds:
             test(self)
             return
         number = int(time.time())
-        while time.monotonic() - self.began < SECONDS:
+        while time.monotonic() - self.began < self.seconds:
             hypothesis.seed(number)(test)(self)
             number += 1
 
 
+#: For tests that call `Target.run`.
+bounded_and_long = pytest.mark.parametrize(
+    "target", ["bounded", pytest.param("long", marks=pytest.mark.long)], indirect=True
+)
+
+
 @pytest.fixture
-def target(site: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Target]:
+def target(
+    request: pytest.FixtureRequest, site: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> Iterator[Target]:
+    seconds = request.getfixturevalue("long_seconds") if getattr(request, "param", "") == "long" else 0
     site.install_memory()
     for name, value in (("HANDSHAKE_FAILURES", "999999"), ("LINK_TIMEOUT", "5"), ("LEASE", "30")):
         monkeypatch.setenv(f"CACHEFW_{name}", value)
@@ -95,7 +105,7 @@ def target(site: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapture
     ):
         node._loop.set_exception_handler(lambda _, context: faults.append(context))
         node.cache_manager.register_memory(np.zeros(4096, np.uint8), remote_accessible=True)
-        fuzzed = Target(node, friend, friend.link(node.address), faults, time.monotonic())
+        fuzzed = Target(node, friend, friend.link(node.address), faults, time.monotonic(), seconds)
         fuzzed.check()
         before = fuzzed.most
         yield fuzzed
@@ -166,6 +176,7 @@ def _strangers(target: Target, preamble: bytes, frames: list[bytes]) -> None:
         target.check()
 
 
+@bounded_and_long
 def test_t25_strangers_get_nowhere(target: Target) -> None:
     target.run(_strangers)
 
@@ -248,6 +259,7 @@ def _half_way(target: Target, steps: list[Any], tail: list[bytes]) -> None:
         target.check()
 
 
+@bounded_and_long
 def test_t25_half_a_handshake_gets_nowhere(target: Target) -> None:
     target.run(_half_way)
 
@@ -307,6 +319,7 @@ def _peers(target: Target, said: list[bytes]) -> None:
         target.check()
 
 
+@bounded_and_long
 def test_t25_linked_peers_harm_themselves_alone(target: Target) -> None:
     target.run(_peers)
 

@@ -1,7 +1,7 @@
 """Random links, transfers, deaths and stops, for a while: no wrong byte, nothing left behind, nothing that hangs.
 
-``CACHEFW_SOAK=SECONDS pytest -s -o faulthandler_timeout=0 tests/test_soak.py`` makes it as long as wanted, and
-``CACHEFW_SOAK_SEED`` repeats a run.
+``pytest -s -m long -o faulthandler_timeout=900 tests/test_soak.py`` goes on for ten minutes, or for ``CACHEFW_LONG``
+seconds, and ``CACHEFW_SOAK_SEED`` repeats a run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cachefw.testing._usage import Usage
 
 PEER = Path(__file__).with_name("link_peer.py")
 FIXED, SIZE = 0x7E00_0000_0000, 2**20
-SECONDS = float(os.environ.get("CACHEFW_SOAK", "8"))
+SECONDS = 8.0
 SEED = int(os.environ.get("CACHEFW_SOAK_SEED", "20"))
 SECRET = b"a secret of the soak, long enough"
 
@@ -182,12 +182,12 @@ class Soak:
             self.node.unlink(link)
 
 
-def test_soak(monkeypatch: pytest.MonkeyPatch) -> None:
+def _soak(length: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CACHEFW_LEASE", "0.5")
     before: Any = None
     chance = random.Random(SEED)
     # Once around without counting: what a process takes once and keeps is no leak.
-    for seconds in (1.0, SECONDS):
+    for seconds in (1.0, length):
         with cachefw.Node(1, "127.0.0.1:0", transports=["host"], secret=SECRET) as node:
             soak = Soak(node, chance)
             end = time.monotonic() + seconds
@@ -201,4 +201,24 @@ def test_soak(monkeypatch: pytest.MonkeyPatch) -> None:
         if before is None:
             before = Usage.now()
     assert not before.leaked()
-    print(f"seed {SEED}, {SECONDS:g} s: {dict(sorted(soak.counts.items()))}")
+    print(f"seed {SEED}, {length:g} s: {dict(sorted(soak.counts.items()))}")
+
+
+def test_soak(monkeypatch: pytest.MonkeyPatch) -> None:
+    _soak(SECONDS, monkeypatch)
+
+
+@pytest.mark.long
+def test_soak_for_ten_minutes(long_seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    _soak(long_seconds, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("asked", "ran"),
+    [([], False), (["-m", "long"], True), (["-m", "not (softroce or hardware)"], False), (["-m", "softroce"], False)],
+)
+def test_what_takes_long_runs_when_it_is_asked_for(asked: list[str], ran: bool) -> None:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", __file__, *asked]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ("::test_soak_for_ten_minutes" in done.stdout) is ran, done.stdout + done.stderr
+    assert ("::test_soak\n" in done.stdout) is ("softroce" not in asked and "long" not in asked)
