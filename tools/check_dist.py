@@ -35,7 +35,7 @@ WHEELS = {
 }
 # Distribution -> what its sdist has to hold, all of it.
 SDISTS = {name: ["."] for name in FOLDERS} | {
-    "cachefw": ["benchmarks", "cachefw", "docs", "plugins/host", "tests"],
+    "cachefw": ["benchmarks", "cachefw", "docs", "examples", "plugins/host", "tests"],
 }
 SDIST_ALWAYS = ["LICENSE", "README.md", "pyproject.toml", "PKG-INFO"]
 # The last: what `cachefw new-transport` writes.
