@@ -1,8 +1,7 @@
 """What encryption costs the streams: plain and encrypted pulls in turn, in wall time and in time of the processors.
 
 `python -m benchmarks.encrypted [WORKLOAD [ROUNDS]]`. On a machine with other work the time of the processors is what
-repeats: it is that of both processes, and where both ends of a stream share the machine it decides what the wall can
-show at best.
+repeats: it is that of both processes, and where they share the machine it decides what the wall can show at best.
 """
 
 from __future__ import annotations
