@@ -406,8 +406,8 @@ def test_the_end_that_was_dialled_can_ask_again_after_its_streams_were_cut() -> 
         prepared = back.prepare(Operation.READ, batch(region(here).address, region(there).address, MIB))
         assert use_often(back, prepared) is None
         # Whatever cuts connections on the way.
-        # Both ends of one at least: others may still be opening.
-        assert cut_everything() >= 2
+        # One end at least: the other may have seen it before its turn came.
+        assert cut_everything() >= 1
         deadline = time.monotonic() + 30
         while use_often(back, prepared) is not None:
             assert time.monotonic() < deadline
