@@ -158,7 +158,7 @@ def test_a_frozen_peer_is_waited_for_no_longer_than_was_said() -> None:
         prepared = link.prepare(Operation.READ, memory.region.address, there["address"], size)
         prepared.post()
         here[:] = 0
-        os.kill(peer.about["pid"], signal.SIGSTOP)
+        freeze(peer.about["pid"])
         try:
             with pytest.raises(cachefw.TransferTimeout) as caught:
                 prepared.post(timeout=0.5)
@@ -185,7 +185,7 @@ def test_a_silent_peer_breaks_the_transfer_in_time(operation: Operation) -> None
         _, memory = target(node, size)
         prepared = link.prepare(operation, memory.region.address, there["address"], size)
         prepared.post()
-        os.kill(peer.about["pid"], signal.SIGSTOP)
+        freeze(peer.about["pid"])
         try:
             with pytest.raises(cachefw.BrokenError) as caught:
                 prepared.post(timeout=30)
@@ -203,7 +203,7 @@ def test_no_late_byte_lands_once_the_link_is_closed() -> None:
         here, memory = target(node, size)
         prepared = link.prepare(Operation.READ, memory.region.address, there["address"], size)
         prepared.post()
-        os.kill(peer.about["pid"], signal.SIGSTOP)
+        freeze(peer.about["pid"])
         try:
             with pytest.raises(cachefw.TransferTimeout):
                 prepared.post(timeout=0.2)
@@ -213,6 +213,12 @@ def test_no_late_byte_lands_once_the_link_is_closed() -> None:
             os.kill(peer.about["pid"], signal.SIGCONT)
         time.sleep(0.5)
         assert (here == 0x5A).all()
+
+
+def freeze(pid: int) -> None:
+    """Stop a child, and return when all of its threads have stopped, which takes a moment."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
 
 
 def post_often(prepared: cachefw.PreparedTransfer) -> None:

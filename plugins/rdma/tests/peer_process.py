@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -37,6 +38,9 @@ class Peer:
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
+        if number == signal.SIGSTOP:
+            # Until it has stopped, not only been told.
+            os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def kill(self) -> None:
         self.process.kill()
