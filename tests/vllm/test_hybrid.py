@@ -60,4 +60,13 @@ def test_tokens_are_those_of_one_instance(start, gemma, mode):
     decode.time_loads()
     assert decode.generate(PROMPTS, TOKENS, params)[0] == wanted
     assert len(decode.loads()) == len(PROMPTS)
+    if mode == "push":
+        # Both at once: it is written when the prompt is whole.
+        decode.forget()
+        names = [f"hybrid-{i}" for i in range(len(PROMPTS))]
+        decode.ask(PROMPTS, TOKENS, [{**params[0], "transfer_id": name} for name in names])
+        there = [{"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": name} for name in names]
+        prefill.generate(PROMPTS, 1, there)
+        assert decode.answer()[0] == wanted
+        assert len(decode.loads()) == len(PROMPTS)
     assert not [line for line in decode.lines() if "could not be loaded" in line or "computed here" in line]

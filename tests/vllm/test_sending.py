@@ -85,8 +85,8 @@ class Parts:
             assert time.monotonic() < end
             time.sleep(0.005)
 
-    def step(self, name, after, blocks, total=12, transfer="t", preempted=(), dropped=()):
-        self.sends.step({name: Computing(transfer, "", (blocks,), after, total)}, preempted, dropped)
+    def step(self, name, after, blocks, total=12, transfer="t"):
+        self.sends.step({name: Computing(transfer, "", (blocks,), after, total)}, [], {})
 
     def compute(self):
         for i in range(LAYERS):
@@ -178,7 +178,7 @@ def test_a_preempted_request_is_written_anew_from_its_new_blocks(parts):
     parts.step("r", 8, [3, 1], total=12)
     parts.attached("r")
     parts.compute()
-    parts.sends.step({}, ["r"], [])
+    parts.sends.step({}, ["r"], {})
     # Somebody else has the blocks now.
     parts.writer.layers[:, [3, 1]] = 1
     parts.step("r", 12, [10, 11, 12])
@@ -192,11 +192,23 @@ def test_a_request_that_ends_before_it_is_whole_is_refused(parts):
     parts.step("r", 8, [3, 1, 2])
     parts.attached("r")
     parts.compute()
-    parts.sends.step({}, [], ["r"])
+    parts.sends.step({}, [], {"r": "t"})
     (answer,) = parts.answers()
     assert "cancelled" in answer.reason
     assert parts.over == []
     # So it is to whoever asks again.
+    parts.want("@t", PAIRS, token=2)
+    assert isinstance(parts.answers()[0], words.Failed)
+
+
+def test_a_request_that_ends_before_anything_of_it_is_computed_is_refused(parts):
+    parts.want("@t", PAIRS)
+    end = time.monotonic() + 20
+    while not parts.sends._waiting:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    parts.sends.step({}, [], {"r": "t"})
+    assert "cancelled" in parts.answers()[0].reason
     parts.want("@t", PAIRS, token=2)
     assert isinstance(parts.answers()[0], words.Failed)
 

@@ -69,14 +69,7 @@ class Scheduler:
             self._waiting[request.request_id] = remote, time.monotonic() + remote.lease / _RENEWALS
         params = request.kv_transfer_params or {}
         transfer = params.get("transfer_id")
-        # Blocks of a sliding window are given away while the prompt is computed, so that only one group is early.
-        if (
-            self._push
-            and self._groups == 1
-            and params.get("do_remote_decode")
-            and isinstance(transfer, str)
-            and transfer
-        ):
+        if self._push and params.get("do_remote_decode") and isinstance(transfer, str) and transfer:
             self._early[request.request_id] = request, transfer, exchange.digest(request.prompt_token_ids)
 
     def matched(self, request: Request, computed: int) -> tuple[int, bool]:
@@ -193,7 +186,7 @@ class Scheduler:
         waiting = self._waiting.pop(request.request_id, None)
         early = self._early.pop(request.request_id, None)
         if early is not None and request.status not in _WHOLE:
-            self._step.dropped.append(request.request_id)
+            self._step.dropped[request.request_id] = early[1]
         if waiting is not None:
             # Given up before its turn came.
             self._step.releases.append((waiting[0].cards, waiting[0].request))
@@ -203,7 +196,7 @@ class Scheduler:
         taken = self._slots.take()
         if taken is None:
             if early is not None:
-                self._step.dropped.append(request.request_id)
+                self._step.dropped[request.request_id] = early[1]
             self._say("slots", f"more than {len(self._kept):,} requests are kept for others; further ones are not")
             return False, None
         hold = self._step.holds[request.request_id] = exchange.Hold(self._settings.lease, *taken)
@@ -233,6 +226,9 @@ class Scheduler:
     def take_step(self, scheduled: SchedulerOutput) -> Step:
         """What has come together since the last step, and what this one computes for others."""
         for name, (request, transfer, prompt) in self._early.items():
+            if self._groups > 1:
+                # Blocks of a sliding window are given away while the prompt is computed.
+                break
             more = scheduled.num_scheduled_tokens.get(name)
             if more is None:
                 if request.status is RequestStatus.PREEMPTED:

@@ -6,7 +6,7 @@ import collections
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -83,11 +83,11 @@ class Sends:
 
     # ------------------------------------------------------------------ the engine's thread
 
-    def step(self, computing: dict[str, Computing], preempted: Iterable[str], dropped: Iterable[str]) -> None:
+    def step(self, computing: dict[str, Computing], preempted: Iterable[str], dropped: Mapping[str, str]) -> None:
         """A step of the engine is about to compute more of some requests, and takes the blocks of others away."""
         with self._lock:
-            for name in dropped:
-                self._forget(name, "the prefill of the request was cancelled")
+            for name, transfer in dropped.items():
+                self._drop(name, transfer)
             for name in preempted:
                 self._restart(name)
             self._running = []
@@ -184,6 +184,18 @@ class Sends:
         for sending in source.sendings[:]:
             sending.error = sending.error or reason
             self._conclude(sending)
+
+    def _drop(self, name: str, transfer: str) -> None:
+        reason = "the prefill of the request was cancelled"
+        if name in self._sources:
+            self._forget(name, reason)
+            return
+        # It has never been computed.
+        self._past.append("@" + transfer)
+        for key, waiting in list(self._waiting.items()):
+            if waiting.parts[0].request == "@" + transfer:
+                del self._waiting[key]
+                self._answer(waiting.link, words.Failed(key[1], reason))
 
     def _restart(self, name: str) -> None:
         source = self._sources.get(name)

@@ -68,7 +68,7 @@ class Step(KVConnectorMetadata):
         whole: Those of `holds` that are written by this instance.
         computing: Requests that the step computes, and that others may want already.
         preempted: Those that have lost their blocks, and will be computed anew.
-        dropped: Those that have ended, and are not kept.
+        dropped: Those that have ended, and are not kept; what others call them, by name.
         releases: (cards, request there) that are not needed any more.
         renewals: (cards, request there) whose lease is to start anew.
     """
@@ -78,7 +78,7 @@ class Step(KVConnectorMetadata):
     whole: dict[str, Computing] = field(default_factory=dict)
     computing: dict[str, Computing] = field(default_factory=dict)
     preempted: list[str] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)
+    dropped: dict[str, str] = field(default_factory=dict)
     releases: list[tuple[list[bytes], str]] = field(default_factory=list)
     renewals: list[tuple[list[bytes], str]] = field(default_factory=list)
 
