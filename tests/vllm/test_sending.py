@@ -42,6 +42,7 @@ class Parts:
     def __init__(self, patience=30.0):
         self.writer, self.reader = Side(1, 100), Side(2, 0)
         self.over = []
+        self.trouble = False
         self.ended = set()
         tables = {f"layer {i}": (0, i) for i in range(LAYERS)}
         self.sends = Sends(
@@ -59,6 +60,9 @@ class Parts:
         self.heard = []
 
     def _listen(self):
+        if self.trouble:
+            self.trouble = False
+            raise RuntimeError("trouble")
         for note in self.writer.node.notifications():
             word = words.decode(note.payload)
             if isinstance(word, words.Want):
@@ -288,6 +292,27 @@ def test_what_a_window_has_left_behind_is_not_written(parts):
     parts.want("r", PAIRS, slot=1)
     assert isinstance(parts.answers()[0], words.Done)
     assert parts.landed() == {8: 1, 9: 2}
+
+
+def test_one_job_that_goes_wrong_does_not_end_the_thread(parts):
+    parts.sends.keep("r", Computing("", "", ([3, 1, 2],), 12, 12))
+    parts.trouble = True
+    parts.want("r", PAIRS, slot=1, token=1)
+    end = time.monotonic() + 20
+    while parts.trouble:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    parts.want("r", PAIRS, slot=1, token=2)
+    # The first was left lying, and is found with the second.
+    assert {(type(answer), answer.token) for answer in parts.answers(2)} == {(words.Done, 1), (words.Done, 2)}
+
+    def broken(*_rest, **_more):
+        raise RuntimeError("broken")
+
+    parts.sends.keep("s", Computing("", "", ([4, 5, 6],), 12, 12))
+    parts.writer.node.cache_manager.push_blocks = broken
+    parts.want("s", PAIRS, slot=1, token=3)
+    assert parts.answers() == [words.Failed(3, "broken")]
 
 
 def test_nobody_waits_for_ever_for_a_request_that_does_not_come():

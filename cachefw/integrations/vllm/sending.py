@@ -336,19 +336,25 @@ class Sends:
     # ------------------------------------------------------------------ the thread
 
     def _run(self) -> None:
+        while (job := self._next()) != "end":
+            try:
+                if isinstance(job, Post):
+                    self._post(job)
+                else:
+                    self._listen()
+                    self._refuse_late()
+            except Exception as error:
+                # Others wait for this thread's answers: one job that goes wrong must not end it.
+                _log.exception("what others want could not be done")
+                if isinstance(job, Post):
+                    self._post_failed(job.sending, error)
+
+    def _next(self) -> Post | str:
         while True:
             try:
-                job = self._queue.get(timeout=1.0 if self._waiting else None)
+                return self._queue.get(timeout=1.0 if self._waiting else None)
             except queue.Empty:
                 self._refuse_late()
-                continue
-            if isinstance(job, Post):
-                self._post(job)
-            elif job == "listen":
-                self._listen()
-                self._refuse_late()
-            else:
-                return
 
     def _refuse_late(self) -> None:
         now = time.monotonic()
@@ -379,14 +385,17 @@ class Sends:
                 wait=False,
             )
         except CacheError as error:
-            with self._lock:
-                sending.error = sending.error or str(error)
-            self._settled(sending, None)
+            self._post_failed(sending, error)
             return
         with self._lock:
             sending.pieces += getattr(transfer, "pieces", 0)
             sending.transfers.add(transfer)
         transfer.add_done_callback(lambda _: self._settled(sending, transfer))
+
+    def _post_failed(self, sending: Sending, error: Exception) -> None:
+        with self._lock:
+            sending.error = sending.error or str(error)
+        self._settled(sending, None)
 
     def _settled(self, sending: Sending, transfer: Transfer | None) -> None:
         """A transfer moves nothing any more; called from any thread."""
