@@ -12,7 +12,9 @@ import pytest
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "ray"
 sys.path.insert(0, str(EXAMPLE))
-if importlib.util.find_spec("ray") is None:
+_found = importlib.util.find_spec("ray")
+# Without an origin it is this very folder, taken for a package without an `__init__.py`.
+if _found is None or _found.origin is None:
     if os.environ.get("CACHEFW_RAY") == "required":
         raise RuntimeError("Ray is not installed, and these tests were asked for")
     collect_ignore_glob = ["test_*.py"]

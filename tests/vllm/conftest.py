@@ -14,7 +14,9 @@ import pytest
 # The engines are processes that import these helpers by name.
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "examples" / "vllm")]
-if importlib.util.find_spec("vllm") is None:
+_found = importlib.util.find_spec("vllm")
+# Without an origin it is this very folder, taken for a package without an `__init__.py`.
+if _found is None or _found.origin is None:
     if os.environ.get("CACHEFW_VLLM") == "required":
         raise RuntimeError("vLLM is not installed, and these tests were asked for")
     collect_ignore_glob = ["test_*.py"]
